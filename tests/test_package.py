@@ -1,0 +1,64 @@
+"""What a user gets before calling anything: a light import, a version, one family of errors."""
+
+import inspect
+import json
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import sottovoce
+from sottovoce import errors
+
+ROOT = Path(__file__).parents[1]
+HEAVY = {
+    "altair",
+    "cryptography",
+    "matplotlib",
+    "pandas",
+    "pooch",
+    "rich",
+    "safetensors",
+    "typer",
+    "vl_convert",
+}
+
+
+def test_import_loads_no_optional_machinery() -> None:
+    code = "import json, sys, sottovoce; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.split(".")[0] for name in json.loads(done.stdout)}
+    assert {"sottovoce", "torch"} <= loaded
+    assert loaded & HEAVY == set()
+
+
+def test_version_is_that_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert sottovoce.__version__ == project["version"]
+
+
+def test_version_is_that_of_the_installed_package() -> None:
+    try:
+        installed = metadata.version("sottovoce")
+    except metadata.PackageNotFoundError:
+        pytest.skip("sottovoce runs from its sources and is not installed")
+    assert sottovoce.__version__ == installed
+
+
+def test_package_tells_type_checkers_that_it_is_typed() -> None:
+    assert Path(sottovoce.__file__).with_name("py.typed").is_file()
+
+
+def test_every_error_is_of_one_family() -> None:
+    family = [one for _, one in inspect.getmembers(errors, inspect.isclass)]
+    assert len(family) > 5
+    assert all(issubclass(one, errors.SottovoceError) for one in family)
+    assert issubclass(errors.SottovoceError, ValueError)
+
+
+def test_public_names_exist() -> None:
+    assert len(set(sottovoce.__all__)) == len(sottovoce.__all__)
+    assert [name for name in sottovoce.__all__ if not hasattr(sottovoce, name)] == []
