@@ -35,17 +35,13 @@ def test_import_loads_no_optional_machinery() -> None:
     assert loaded & HEAVY == set()
 
 
-def test_version_is_that_of_the_project() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert sottovoce.__version__ == project["version"]
-
-
 def test_version_is_that_of_the_installed_package() -> None:
     try:
         installed = metadata.version("sottovoce")
     except metadata.PackageNotFoundError:
         pytest.skip("sottovoce runs from its sources and is not installed")
-    assert sottovoce.__version__ == installed
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert sottovoce.__version__ == installed == project["version"]
 
 
 def test_package_tells_type_checkers_that_it_is_typed() -> None:
