@@ -1,4 +1,4 @@
-"""How well anybody can estimate a gradient g from the step λ g: the paper's estimation-error theorem.
+"""How well anybody can estimate a gradient g from the step λ g: the paper's bound on the error.
 
 Whoever holds y = λ g and knows the law of λ and a prior of g estimates g with a mean squared error
 of at least e^{2h} / (2πe), where h = h(g | λ g) is the conditional differential entropy in nats.
