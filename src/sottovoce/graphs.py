@@ -10,7 +10,7 @@ import operator
 import os
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy import sparse
-from scipy.sparse import csgraph
 
 from sottovoce.errors import GraphError
 from sottovoce.mixing import WEIGHT_RULES as WEIGHT_RULES
-from sottovoce.mixing import canonical, contraction, mixing_faults, mixing_matrix
+from sottovoce.mixing import canonical, contraction, diameter, mixing_faults, mixing_matrix
 
 DIAMETER_LIMIT = 2000
 TRIES = 100
@@ -55,8 +54,8 @@ class Routes:
 
     def to(self, device: torch.device | str) -> Routes:
         """Copy the routes to `device`."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Routes(**{k: v.to(device) if torch.is_tensor(v) else v for k, v in values.items()})
+        names = ("receiver", "sender", "weight", "slot", "own")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +148,7 @@ class Graph:
             "spectral_gap": self.spectral_gap,
             "min_degree": int(degrees.min()),
             "max_degree": int(degrees.max()),
-            "diameter": _diameter(self.mixing) if self.agents <= DIAMETER_LIMIT else None,
+            "diameter": diameter(self.mixing) if self.agents <= DIAMETER_LIMIT else None,
         }
 
     def _require_agent(self, agent: int) -> None:
@@ -201,6 +200,8 @@ def torus(rows: int, columns: int, weights: str = "metropolis") -> Graph:
 def hypercube(dimension: int, weights: str = "metropolis") -> Graph:
     """Link the 2^dimension agents whose numbers differ in one bit."""
     bits = 1 << np.arange(_whole("dimension of a hypercube", dimension, least=0))
+    if dimension > 24:
+        raise GraphError(f"a hypercube of dimension {dimension} is too large; accepted: 0 to 24")
     agents = 2**dimension
     i = np.repeat(np.arange(agents), dimension)
     return _from_links(f"hypercube:{dimension}", agents, i, i ^ np.tile(bits, agents), weights)
@@ -267,7 +268,8 @@ def from_networkx(
         nodes = list(graph.nodes)
     number = {node: agent for agent, node in enumerate(nodes)}
     ends = np.array([(number[u], number[v]) for u, v in graph.edges()], dtype=np.int64)
-    return _from_links(name, len(nodes), *ends.reshape(-1, 2).T, weights)
+    i, j = ends.reshape(-1, 2).T
+    return _from_links(name, len(nodes), i, j, weights)
 
 
 def from_matrix(mixing: Any, name: str = "matrix") -> Graph:
@@ -277,16 +279,12 @@ def from_matrix(mixing: Any, name: str = "matrix") -> Graph:
     w_ij > 0 must go with w_ji > 0.
     """
     try:
-        dense_or_sparse = (
-            mixing if sparse.issparse(mixing) else np.asarray(mixing, dtype=np.float64)
-        )
-        if dense_or_sparse.ndim != 2:
-            raise GraphError(f"W has shape {dense_or_sparse.shape}; it must be square")
-        matrix = sparse.csr_array(dense_or_sparse, dtype=np.float64)
-    except GraphError:
-        raise
+        given: Any = mixing if sparse.issparse(mixing) else np.asarray(mixing)
+        if given.ndim != 2 or given.dtype.kind not in "biuf":
+            raise ValueError(f"it has shape {given.shape} and type {given.dtype}")
+        matrix = canonical(sparse.csr_array(given))
     except (TypeError, ValueError) as error:
-        raise GraphError(f"W is not a matrix of real numbers: {error}") from error
+        raise GraphError(f"W must be a square matrix of real numbers: {error}") from error
     return Graph(name, matrix, "given")
 
 
@@ -312,7 +310,8 @@ def from_edge_list(file: str | Path, weights: str = "metropolis") -> Graph:
     ends = np.array(pairs, dtype=np.str_).reshape(-1, 2)
     whole = all(label.isdecimal() and len(label) < 19 for label in ends.ravel())
     agents, index = np.unique(ends.astype(np.int64) if whole else ends, return_inverse=True)
-    return _from_links(str(file), agents.size, *index.reshape(-1, 2).T, weights)
+    i, j = index.reshape(-1, 2).T
+    return _from_links(str(file), agents.size, i, j, weights)
 
 
 def parse_graph(text: str, weights: str = "metropolis", seed: int = 0) -> Graph:
@@ -326,7 +325,7 @@ def parse_graph(text: str, weights: str = "metropolis", seed: int = 0) -> Graph:
             return from_edge_list(text, weights)
         raise GraphError(f"no graph or edge list is called {text!r}; accepted: {_accepted()}")
     form, kinds = _FORMS[head]
-    sizes = given[0].split("x") if head in ("grid", "torus") and len(given) == 1 else given
+    sizes = ":".join(given).split("x") if head in ("grid", "torus") else given
     try:
         values = [kind(size) for kind, size in zip(kinds, sizes, strict=True)]
     except ValueError:
@@ -370,9 +369,7 @@ def _whole(what: str, value: int, least: int = 1) -> int:
     return number
 
 
-def _from_links(
-    name: str, agents: int, i: NDArray[np.int64], j: NDArray[np.int64], weights: str
-) -> Graph:
+def _from_links(name: str, agents: int, i: NDArray[Any], j: NDArray[Any], weights: str) -> Graph:
     """Make the graph of the links i-j, in any order and any number of times: (links,) each."""
     i, j = i[i != j], j[i != j]
     ends = np.concatenate([i, j]), np.concatenate([j, i])
@@ -391,12 +388,3 @@ def _connected(
         if nx.is_connected(drawn):
             return from_networkx(drawn, weights, name)
     raise GraphError(f"{name} (seed {seed}) was not connected in {TRIES} tries; {advice}")
-
-
-def _diameter(mixing: sparse.csr_array) -> int:
-    """Longest shortest path, from blocks of sources so that memory stays linear in the agents."""
-    agents = mixing.shape[0]
-    if mixing.nnz == agents**2:
-        return min(agents - 1, 1)
-    blocks = np.array_split(np.arange(agents), agents // 256 + 1)
-    return int(max(csgraph.dijkstra(mixing, indices=b, unweighted=True).max() for b in blocks))

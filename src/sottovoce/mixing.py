@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +56,7 @@ def _filled(links: Any, weight: NDArray[np.float64]) -> sparse.csr_array:
 
 def _best_constant(adjacency: sparse.csr_array, degrees: NDArray[np.float64]) -> float:
     agents, largest = adjacency.shape[0], degrees.max()
-    components = csgraph.connected_components(adjacency, directed=False, return_labels=False)
+    components, _ = csgraph.connected_components(adjacency, directed=False)
     if components > 1:
         return float(1 / (1 + largest))
     if agents <= DENSE_LIMIT:
@@ -80,7 +80,8 @@ def _best_constant(adjacency: sparse.csr_array, degrees: NDArray[np.float64]) ->
 def mixing_faults(mixing: sparse.csr_array) -> list[str]:
     """Every reason in words why `mixing` cannot be W; an empty list means that it can.
 
-    ρ itself is checked up to 500 agents; beyond, ρ < 1 follows from the other conditions.
+    ρ < 1 follows where all other conditions hold, because WᵀW is then primitive; it is computed, up
+    to 500 agents, only beside another fault.
     """
     if mixing.ndim != 2 or mixing.shape[0] != mixing.shape[1]:
         return [f"W has shape {mixing.shape}; it must be square"]
@@ -130,17 +131,17 @@ def mixing_faults(mixing: sparse.csr_array) -> list[str]:
             f"the graph has {count} connected components ({listed}); "
             "agents can agree only on a connected graph"
         )
-    elif finite.all() and agents <= DENSE_LIMIT and (rho := _dense_rho(mixing)) >= 1:
+    elif faults and finite.all() and agents <= DENSE_LIMIT and (rho := _dense_rho(mixing)) >= 1:
         faults.append(f"rho = {rho:.6g}; agents come to agree only where it is below 1")
     return faults
 
 
 def canonical(mixing: sparse.csr_array) -> sparse.csr_array:
     """Copy `mixing` as float64 with sorted indices and without stored zeros."""
-    mixing = sparse.csr_array(mixing, dtype=np.float64, copy=True)
-    mixing.sum_duplicates()
-    mixing.eliminate_zeros()
-    return mixing
+    copied = sparse.csr_array(mixing.astype(np.float64, casting="same_kind", copy=True))
+    copied.sum_duplicates()
+    copied.eliminate_zeros()
+    return copied
 
 
 def contraction(mixing: sparse.csr_array) -> float:
@@ -156,6 +157,15 @@ def contraction(mixing: sparse.csr_array) -> float:
     high = abs(_end(mixing, 1))
     low = abs(_end(mixing, -1, tolerance=1e-4))
     return high if low + 1e-3 < high else max(high, abs(_end(mixing, -1)))
+
+
+def diameter(mixing: sparse.csr_array) -> int:
+    """Longest shortest path, from blocks of sources so that memory stays linear in the agents."""
+    agents = mixing.shape[0]
+    if mixing.nnz == agents**2:
+        return min(agents - 1, 1)
+    blocks = np.array_split(np.arange(agents), agents // 256 + 1)
+    return int(max(csgraph.dijkstra(mixing, indices=b, unweighted=True).max() for b in blocks))
 
 
 def _symmetric(mixing: sparse.csr_array) -> bool:
@@ -193,7 +203,9 @@ def _end(mixing: sparse.csr_array, side: int, tolerance: float = TOLERANCE) -> f
     if np.linalg.norm(apart(start) - middle * start) < 1e-13:
         return middle
 
-    def extreme(matvec: Any, which: str, tol: float, restarts: int | None = None) -> float:
+    def extreme(
+        matvec: Any, which: Literal["LA", "SA", "LM"], tol: float, restarts: int | None = None
+    ) -> float:
         operator = sparse_linalg.LinearOperator((agents, agents), matvec=matvec, dtype=np.float64)
         found = sparse_linalg.eigsh(
             operator,
@@ -207,7 +219,7 @@ def _end(mixing: sparse.csr_array, side: int, tolerance: float = TOLERANCE) -> f
         )
         return float(found[0])
 
-    which = "LA" if side > 0 else "SA"
+    which: Literal["LA", "SA"] = "LA" if side > 0 else "SA"
     try:
         return extreme(apart, which, tolerance, restarts=20)
     except sparse_linalg.ArpackNoConvergence:
