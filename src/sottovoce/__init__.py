@@ -1,0 +1,91 @@
+"""Private decentralized training with PyTorch: agents learn one model and talk to neighbours only.
+
+    from sottovoce import PDSGD, Estimation, ring, simulate
+
+    result = simulate(Estimation.random(agents=5), PDSGD(), ring(5), steps=1000, runs=100)
+    print(result.band("distance").mean[-1])
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from sottovoce.algorithms import DSGD, PDSGD, Algorithm, NoisyDSGD, ScalarShares
+from sottovoce.conditions import theorem_conditions
+from sottovoce.errors import SottovoceError
+from sottovoce.graphs import (
+    Graph,
+    complete,
+    erdos_renyi,
+    exponential,
+    from_edge_list,
+    from_matrix,
+    from_networkx,
+    grid,
+    hypercube,
+    parse_graph,
+    path,
+    random_regular,
+    ring,
+    star,
+    torus,
+)
+from sottovoce.problems import Estimation, Logistic, Problem, Quadratic
+from sottovoce.results import Result
+from sottovoce.simulate import simulate
+from sottovoce.stepsizes import (
+    Custom,
+    Deterministic,
+    Experiment,
+    Power,
+    PrivateDeviation,
+    Stepsize,
+    Uniform,
+    parse_stepsize,
+)
+from sottovoce.transcript import Recording, Transcript
+
+try:
+    __version__ = version("sottovoce")
+except PackageNotFoundError:
+    __version__ = "0+uninstalled"
+
+__all__ = [
+    "DSGD",
+    "PDSGD",
+    "Algorithm",
+    "Custom",
+    "Deterministic",
+    "Estimation",
+    "Experiment",
+    "Graph",
+    "Logistic",
+    "NoisyDSGD",
+    "Power",
+    "PrivateDeviation",
+    "Problem",
+    "Quadratic",
+    "Recording",
+    "Result",
+    "ScalarShares",
+    "SottovoceError",
+    "Stepsize",
+    "Transcript",
+    "Uniform",
+    "__version__",
+    "complete",
+    "erdos_renyi",
+    "exponential",
+    "from_edge_list",
+    "from_matrix",
+    "from_networkx",
+    "grid",
+    "hypercube",
+    "parse_graph",
+    "parse_stepsize",
+    "path",
+    "random_regular",
+    "ring",
+    "simulate",
+    "star",
+    "theorem_conditions",
+    "torus",
+]

@@ -1,0 +1,48 @@
+"""Print for people on stderr and stdout, or JSON alone on stdout."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+from sottovoce.experiments.study import Study, Table
+
+notes = Console(stderr=True, highlight=False)
+"""Where everything goes that is not the answer itself."""
+
+answers = Console(highlight=False)
+
+
+def print_json(content: Any) -> None:
+    """JSON on stdout, nothing else there."""
+    sys.stdout.write(json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def print_table(table: Table) -> None:
+    """A table on stdout."""
+    shown = RichTable(title=escape(table.title), title_justify="left", title_style="bold")
+    for heading in table.headings:
+        shown.add_column(escape(heading))
+    for row in table.rows:
+        shown.add_row(*(escape(str(cell)) for cell in row))
+    answers.print(shown)
+
+
+def print_study(study: Study, as_json: bool, written: Sequence[Path]) -> None:
+    """An experiment's tables and findings, or its JSON; where the files are goes to stderr."""
+    if as_json:
+        print_json(study.to_json())
+    else:
+        for table in study.tables:
+            print_table(table)
+        if study.claim:
+            answers.print(f"The paper: {escape(study.claim)}")
+        for finding in study.findings:
+            answers.print(f"- {escape(finding)}")
+    for path in written:
+        notes.print(f"wrote {escape(str(path))}", style="dim", soft_wrap=True)

@@ -1,0 +1,8 @@
+"""The paper's figures and table, each a function that returns a `Study`."""
+
+from sottovoce.experiments.bound import bound_study
+from sottovoce.experiments.estimation import estimation
+from sottovoce.experiments.rates import rates
+from sottovoce.experiments.study import Study, Table
+
+__all__ = ["Study", "Table", "bound_study", "estimation", "rates"]

@@ -1,0 +1,28 @@
+"""Write files so that a reader never sees half of one."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def write_atomic(path: str | Path, content: bytes) -> None:
+    """Replace `path` by `content` in one step: after a crash the old file or the new one is there."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: str | Path, content: Any) -> None:
+    """Write `content` as JSON, atomically; NaN and infinities are refused because JSON has none."""
+    write_atomic(path, json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")

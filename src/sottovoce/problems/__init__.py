@@ -1,0 +1,8 @@
+"""Where gradients come from."""
+
+from sottovoce.problems.base import ConvexProblem, Problem
+from sottovoce.problems.estimation import Estimation
+from sottovoce.problems.logistic import Logistic
+from sottovoce.problems.quadratic import Quadratic
+
+__all__ = ["ConvexProblem", "Estimation", "Logistic", "Problem", "Quadratic"]

@@ -1,0 +1,96 @@
+"""What an algorithm needs to know of a problem: gradients, and how far the agents have come."""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from sottovoce.errors import ProblemError
+from sottovoce.randomness import Streams
+
+
+class Problem(ABC):
+    """min_x F(x) = mean_i f_i(x), with f_i known to agent i alone (the paper's eq. 1)."""
+
+    name: ClassVar[str]
+    agents: int
+    dimension: int
+    dtype: torch.dtype = torch.float64
+    device: torch.device = torch.device("cpu")
+
+    @abstractmethod
+    def gradient(self, state: Tensor, streams: Streams, round: int, out: Tensor) -> Tensor:
+        """Stochastic gradients g_i(x_i) of every run and agent, written to `out`.
+
+        state, out: (runs, agents, dimension). The samples are private draws of `streams`.
+        """
+
+    @abstractmethod
+    def measure(self, state: Tensor) -> dict[str, Tensor]:
+        """How far the agents are, by name: (runs,) or, for what each agent has, (runs, agents)."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Name and sizes as JSON."""
+
+    def start(self, runs: range, streams: Streams) -> Tensor:
+        """Where the agents begin: zero unless a problem says otherwise. (runs, agents, dimension)"""
+        return torch.zeros(
+            len(runs), self.agents, self.dimension, dtype=self.dtype, device=self.device
+        )
+
+    def runs_at_once(self) -> int | None:
+        """How many runs fit into the device's memory; None when that is no concern."""
+        return None
+
+
+class ConvexProblem(Problem):
+    """A problem whose aggregate objective F and its minimiser are known."""
+
+    optimum: Tensor
+    """The minimiser θ* of F: (dimension,)."""
+
+    @abstractmethod
+    def objective(self, points: Tensor) -> Tensor:
+        """F at each point: (points, dimension) -> (points,)."""
+
+    @abstractmethod
+    def full_gradient(self, points: Tensor) -> Tensor:
+        """∇F at each point: (points, dimension) -> (points, dimension)."""
+
+    def measure(self, state: Tensor) -> dict[str, Tensor]:
+        """Distance to the optimum, consensus error, objective gap and gradient norm at x̄.
+
+        distance: root mean square over agents of ||x_i - θ*||; consensus: likewise ||x_i - x̄||.
+        """
+        mean = state.mean(1)
+        best = self.objective(self.optimum[None])
+        return {
+            "distance": _root_mean_square(state - self.optimum),
+            "consensus": _root_mean_square(state - mean.unsqueeze(1)),
+            "objective_gap": self.objective(mean) - best,
+            "gradient_norm": self.full_gradient(mean).norm(dim=-1),
+        }
+
+
+def _root_mean_square(difference: Tensor) -> Tensor:
+    return difference.square().sum(-1).mean(-1).sqrt()
+
+
+def require_finite(name: str, tensor: Tensor) -> None:
+    """Refuse data with NaN or infinite entries, naming the first."""
+    bad = (~torch.isfinite(tensor)).nonzero()
+    if len(bad):
+        where = tuple(bad[0].tolist())
+        raise ProblemError(
+            f"{name} is not finite at index {where} ({len(bad)} of {tensor.numel()} entries); "
+            "clean the data before training on it"
+        )
+
+
+def require_sizes(**sizes: int) -> None:
+    """Refuse sizes below 1, by name."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise ProblemError(f"{name} is {size}; it must be at least 1")

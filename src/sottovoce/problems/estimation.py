@@ -1,0 +1,125 @@
+"""The paper's convex experiment: a sensor network estimates one parameter."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sottovoce.errors import ProblemError
+from sottovoce.problems.base import ConvexProblem, require_finite, require_sizes
+from sottovoce.randomness import Streams
+
+
+class Estimation(ConvexProblem):
+    """f_i(θ) = 1/n_i Σ_j ||z_ij - M_i θ||² + r_i ||θ||², the optimum in closed form.
+
+    measurement: M_i, (agents, s, d); samples: one (n_i, s) tensor of z_ij for each agent;
+    regularisation: r_i >= 0, one number or one for each agent. A stochastic gradient uses `batch`
+    samples drawn with replacement.
+    """
+
+    name: ClassVar[str] = "estimation"
+
+    def __init__(
+        self,
+        measurement: Tensor,
+        samples: Sequence[Tensor],
+        regularisation: float | Sequence[float] = 0.0,
+        batch: int = 1,
+    ) -> None:
+        if measurement.ndim != 3 or len(samples) != len(measurement):
+            raise ProblemError(
+                f"measurement matrices of shape {tuple(measurement.shape)} and samples of "
+                f"{len(samples)} agents do not fit; accepted: (agents, s, d) and one (n_i, s) "
+                "tensor for each agent"
+            )
+        self.agents, outputs, self.dimension = measurement.shape
+        require_sizes(agents=self.agents, batch=batch)
+        require_finite("the measurement matrix", measurement)
+        for agent, sample in enumerate(samples):
+            if sample.ndim != 2 or sample.shape[1] != outputs or not len(sample):
+                raise ProblemError(
+                    f"samples of agent {agent} have shape {tuple(sample.shape)}; "
+                    f"accepted: (n, {outputs}) with n >= 1"
+                )
+            require_finite(f"the samples of agent {agent}", sample)
+        self.batch = batch
+        self.counts = torch.tensor([len(sample) for sample in samples])
+        matrix = measurement.double()
+        penalty = torch.as_tensor(regularisation, dtype=torch.float64).expand(self.agents)
+        if (penalty < 0).any():
+            raise ProblemError(f"regularisation is {regularisation}; it must not be negative")
+        eye = torch.eye(self.dimension, dtype=torch.float64)
+        self._curvature = 2 * (matrix.mT @ matrix + penalty[:, None, None] * eye)
+        self._targets = torch.zeros(
+            self.agents, int(self.counts.max()), self.dimension, dtype=torch.float64
+        )
+        for agent, sample in enumerate(samples):
+            self._targets[agent, : len(sample)] = 2 * sample.double() @ matrix[agent]
+        means = self._targets.sum(1) / self.counts[:, None]
+        squares = torch.stack([sample.double().square().sum(1).mean() for sample in samples])
+        self._mean_curvature, self._mean_target = self._curvature.mean(0), means.mean(0)
+        self._constant = squares.mean()
+        if torch.linalg.matrix_rank(self._mean_curvature) < self.dimension:
+            raise ProblemError(
+                "the measurement matrices of all agents together do not determine the parameter; "
+                "add measurements or a positive regularisation"
+            )
+        self.optimum = torch.linalg.solve(self._mean_curvature, self._mean_target)
+
+    @classmethod
+    def random(
+        cls,
+        agents: int = 5,
+        *,
+        s: int = 3,
+        d: int = 2,
+        n: int | Sequence[int] = 100,
+        scale: float = 1.0,
+        noise: float = 1.0,
+        regularisation: float = 0.01,
+        batch: int = 1,
+        seed: int = 0,
+    ) -> "Estimation":
+        """The paper's sizes: s = 3, d = 2, n_i = 100, noise uniform on [0, `noise`].
+
+        The paper leaves M_i, θ and r_i open: here M_i has entries uniform on [0, scale], θ is
+        uniform on [0, 1]^d and r_i = 0.01.
+        """
+        require_sizes(agents=agents, s=s, d=d)
+        counts = [n] * agents if isinstance(n, int) else list(n)
+        if len(counts) != agents or min(counts) < 1:
+            raise ProblemError(f"n is {n}; accepted: one count >= 1, or one for each agent")
+        rng = np.random.default_rng(seed)
+        measurement = scale * rng.random((agents, s, d))
+        theta = rng.random(d)
+        samples = [
+            torch.from_numpy(matrix @ theta + noise * rng.random((count, s)))
+            for matrix, count in zip(measurement, counts, strict=True)
+        ]
+        return cls(torch.from_numpy(measurement), samples, regularisation, batch)
+
+    def gradient(self, state: Tensor, streams: Streams, round: int, out: Tensor) -> Tensor:
+        chosen = streams.integers("data", round, self.batch, self.counts[:, None])
+        agent = torch.arange(self.agents)[:, None]
+        targets = self._targets[agent, chosen].mean(2)
+        torch.matmul(state.unsqueeze(2), self._curvature, out=out.unsqueeze(2))
+        return out.sub_(targets)
+
+    def objective(self, points: Tensor) -> Tensor:
+        curved = 0.5 * ((points @ self._mean_curvature) * points).sum(-1)
+        return curved - points @ self._mean_target + self._constant
+
+    def full_gradient(self, points: Tensor) -> Tensor:
+        return points @ self._mean_curvature - self._mean_target
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "agents": self.agents,
+            "dimension": self.dimension,
+            "samples": self.counts.tolist(),
+            "batch": self.batch,
+        }

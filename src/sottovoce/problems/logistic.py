@@ -1,0 +1,107 @@
+"""Binary logistic regression, each agent with samples of its own."""
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from sottovoce.errors import ProblemError
+from sottovoce.problems.base import ConvexProblem, require_finite, require_sizes
+from sottovoce.randomness import Streams
+
+
+class Logistic(ConvexProblem):
+    """f_i(x) = 1/n Σ_j ln(1 + exp(-y_ij a_ijᵀx)) + r/2 ||x||².
+
+    features: a_ij, (agents, n, d); labels: y_ij in {-1, +1}, (agents, n); regularisation: r > 0. A
+    stochastic gradient uses `batch` samples drawn with replacement. float32 features make a float32
+    problem.
+    """
+
+    name: ClassVar[str] = "logistic"
+
+    def __init__(
+        self, features: Tensor, labels: Tensor, regularisation: float = 1e-3, batch: int = 32
+    ) -> None:
+        if features.ndim != 3 or features.shape[:2] != labels.shape:
+            raise ProblemError(
+                f"features {tuple(features.shape)} and labels {tuple(labels.shape)} do not fit; "
+                "accepted: (agents, n, d) and (agents, n)"
+            )
+        require_finite("the features", features)
+        if not bool(((labels == 1) | (labels == -1)).all()):
+            raise ProblemError("labels must be -1 or +1")
+        if regularisation <= 0:
+            raise ProblemError(f"regularisation is {regularisation}; it must be positive")
+        self.agents, self.samples, self.dimension = features.shape
+        require_sizes(
+            agents=self.agents, samples=self.samples, dimension=self.dimension, batch=batch
+        )
+        self.dtype = features.dtype
+        self.regularisation, self.batch = regularisation, batch
+        self._signed = features * labels.to(features.dtype).unsqueeze(-1)
+        self._rows = self._signed.flatten(0, 1)
+        self.optimum = self._minimiser()
+
+    @classmethod
+    def random(
+        cls,
+        agents: int = 5,
+        d: int = 20,
+        *,
+        n: int = 100,
+        batch: int = 32,
+        regularisation: float = 1e-2,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float64,
+    ) -> "Logistic":
+        """Gaussian features; labels from a random hyperplane, one in ten flipped."""
+        require_sizes(agents=agents, d=d, n=n)
+        rng = np.random.default_rng(seed)
+        features = rng.standard_normal((agents, n, d)) / np.sqrt(d)
+        labels = np.sign(features @ rng.standard_normal(d) + 1e-300)
+        labels *= np.where(rng.random((agents, n)) < 0.1, -1, 1)
+        tensors = torch.from_numpy(features).to(dtype), torch.from_numpy(labels)
+        return cls(*tensors, regularisation, batch)
+
+    def gradient(self, state: Tensor, streams: Streams, round: int, out: Tensor) -> Tensor:
+        chosen = streams.integers("data", round, self.batch, self.samples)
+        first = (torch.arange(self.agents) * self.samples)[:, None]
+        rows = self._rows[chosen + first]
+        margin = torch.matmul(rows, state.unsqueeze(-1))
+        pull = torch.sigmoid_(margin.neg_()).div_(self.batch)
+        torch.matmul(pull.mT, rows, out=out.unsqueeze(2))
+        return out.neg_().add_(state, alpha=self.regularisation)
+
+    def objective(self, points: Tensor) -> Tensor:
+        losses = -logsigmoid(points @ self._rows.mT).mean(-1)
+        return losses + 0.5 * self.regularisation * points.square().sum(-1)
+
+    def full_gradient(self, points: Tensor) -> Tensor:
+        pull = torch.sigmoid(-points @ self._rows.mT)
+        return self.regularisation * points - pull @ self._rows / len(self._rows)
+
+    def _minimiser(self) -> Tensor:
+        rows = self._rows.double().numpy()
+
+        def loss(x: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[float, Any]:
+            margin = rows @ x
+            pull = np.exp(-np.logaddexp(0, margin))
+            value = np.logaddexp(0, -margin).mean() + 0.5 * self.regularisation * x @ x
+            return float(value), self.regularisation * x - pull @ rows / len(rows)
+
+        options = {"maxiter": 10_000, "ftol": 1e-16, "gtol": 1e-11}
+        found = minimize(loss, np.zeros(self.dimension), jac=True, method="L-BFGS-B", options=options)
+        return torch.from_numpy(found.x).to(self.dtype)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "agents": self.agents,
+            "dimension": self.dimension,
+            "samples": self.samples,
+            "batch": self.batch,
+        }

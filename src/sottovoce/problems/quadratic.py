@@ -1,0 +1,96 @@
+"""Quadratics whose sum is convex although single agents' objectives need not be."""
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sottovoce.errors import ProblemError
+from sottovoce.problems.base import ConvexProblem, require_finite, require_sizes
+from sottovoce.randomness import Streams
+
+
+class Quadratic(ConvexProblem):
+    """f_i(x) = ½ xᵀA_i x - b_iᵀx with Gaussian gradient noise; only the mean of A_i must be convex.
+
+    curvature: symmetric A_i, (agents, d, d); target: b_i, (agents, d); noise: standard deviation of
+    each coordinate of a stochastic gradient.
+    """
+
+    name: ClassVar[str] = "quadratic"
+
+    def __init__(self, curvature: Tensor, target: Tensor, noise: float = 1.0) -> None:
+        if curvature.ndim != 3 or curvature.shape[:2] != target.shape:
+            raise ProblemError(
+                f"curvature {tuple(curvature.shape)} and target {tuple(target.shape)} do not fit; "
+                "accepted: (agents, d, d) and (agents, d)"
+            )
+        require_finite("the curvature", curvature)
+        require_finite("the target", target)
+        self.agents, self.dimension = target.shape
+        require_sizes(agents=self.agents, dimension=self.dimension)
+        self.noise = noise
+        self._curvature, self._target = curvature.double(), target.double()
+        self._mean_curvature = self._curvature.mean(0)
+        self._mean_target = self._target.mean(0)
+        smallest = float(torch.linalg.eigvalsh(self._mean_curvature)[0])
+        if smallest <= 0:
+            raise ProblemError(
+                f"the mean of the agents' curvatures has the eigenvalue {smallest:.3g}; "
+                "the aggregate objective must be strictly convex"
+            )
+        self.optimum = torch.linalg.solve(self._mean_curvature, self._mean_target)
+
+    @classmethod
+    def random(
+        cls,
+        agents: int = 5,
+        d: int = 2,
+        *,
+        eigenvalues: tuple[float, float] = (0.5, 1.5),
+        indefiniteness: float = 0.0,
+        noise: float = 1.0,
+        seed: int = 0,
+    ) -> "Quadratic":
+        """Mean curvature with eigenvalues spread over the interval; single ones shifted by up to
+        `indefiniteness`.
+
+        The shifts are random symmetric matrices, the largest of that spectral norm, which sum to
+        zero over the agents: single f_i can be indefinite while F stays the same.
+        """
+        require_sizes(agents=agents, d=d)
+        rng = np.random.default_rng(seed)
+        basis, _ = np.linalg.qr(rng.standard_normal((d, d)))
+        mean = (basis * np.linspace(*eigenvalues, d)) @ basis.T
+        shifts = rng.standard_normal((agents, d, d))
+        shifts = shifts + shifts.transpose(0, 2, 1)
+        shifts -= shifts.mean(0)
+        norm = np.abs(np.linalg.eigvalsh(shifts)).max(initial=1e-300)
+        curvature = mean + shifts * (indefiniteness / norm)
+        target = rng.standard_normal((agents, d))
+        return cls(torch.from_numpy(curvature), torch.from_numpy(target), noise)
+
+    def gradient(self, state: Tensor, streams: Streams, round: int, out: Tensor) -> Tensor:
+        torch.matmul(state.unsqueeze(2), self._curvature, out=out.unsqueeze(2))
+        out.sub_(self._target)
+        if self.noise:
+            streams.add_normal_(out, self.noise, "data", round)
+        return out
+
+    def objective(self, points: Tensor) -> Tensor:
+        curved = 0.5 * ((points @ self._mean_curvature) * points).sum(-1)
+        return curved - points @ self._mean_target
+
+    def full_gradient(self, points: Tensor) -> Tensor:
+        return points @ self._mean_curvature - self._mean_target
+
+    def describe(self) -> dict[str, Any]:
+        eigenvalues = torch.linalg.eigvalsh(self._curvature)
+        return {
+            "name": self.name,
+            "agents": self.agents,
+            "dimension": self.dimension,
+            "noise": self.noise,
+            "smallest_curvature": float(eigenvalues.min()),
+        }

@@ -1,0 +1,314 @@
+"""All agents and all runs of an algorithm in one tensor (runs, agents, d) on one machine."""
+
+import hashlib
+import json
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sottovoce.algorithms import Algorithm, ScalarShares, receive
+from sottovoce.errors import DivergedError, ResultError, SimulationError
+from sottovoce.graphs import Graph
+from sottovoce.problems.base import Problem
+from sottovoce.progress import progress_bar
+from sottovoce.randomness import Streams, private_streams
+from sottovoce.results import Result, join
+from sottovoce.stepsizes import Stepsize
+from sottovoce.storage import read_tensors, write_tensors
+from sottovoce.transcript import Recording, Transcript, Truth
+from sottovoce.update import mixer
+
+_ROUNDS_BETWEEN_CHECKS = 32
+_SECONDS_BETWEEN_CHECKPOINTS = 60.0
+
+
+def simulate(
+    problem: Problem,
+    algorithm: Algorithm,
+    graph: Graph,
+    *,
+    steps: int,
+    runs: int = 1,
+    stepsize: Stepsize | None = None,
+    measure: Collection[int] | None = None,
+    record: Recording | None = None,
+    checkpoint: str | Path | None = None,
+    exact: bool = False,
+    insecure_seed: int | None = None,
+    progress: bool = False,
+) -> Result:
+    """Run an algorithm on a problem over a graph, many independent runs at once.
+
+    stepsize: the algorithm's own default unless given. measure: after which rounds to measure, 0
+    being the start; about 100 rounds on a logarithmic scale unless given. record: rounds and runs
+    whose messages to keep. checkpoint: a folder from which an interrupted call with the same
+    arguments continues; with `insecure_seed` it ends with the same numbers as an undisturbed one.
+    exact: compute message by message, as real agents do, to the same bits as
+    `sottovoce.distributed`; otherwise one fused update serves all.
+    """
+    stepsize = stepsize or algorithm.default_stepsize
+    if steps < 1 or runs < 1:
+        raise SimulationError(f"steps is {steps} and runs is {runs}; both must be at least 1")
+    if problem.agents != graph.agents:
+        raise SimulationError(
+            f"the problem has {problem.agents} agents, but the graph {graph.name} has {graph.agents}"
+        )
+    rounds = _measured_rounds(steps, measure)
+    if record and (max(record.rounds) > steps or max(record.runs) >= runs):
+        raise SimulationError(
+            f"cannot record round {max(record.rounds)} of run {max(record.runs)}: "
+            f"there are {steps} rounds and runs 0 to {runs - 1}"
+        )
+    facts = {
+        "problem": problem.describe(),
+        "algorithm": algorithm.describe(),
+        "stepsize": stepsize.describe(),
+        "graph": graph.describe(),
+        "steps": steps,
+        "runs": runs,
+        "insecure_seed": insecure_seed,
+    }
+    at_once = min(runs, problem.runs_at_once() or runs)
+    parts = []
+    with progress_bar(f"{algorithm} on {graph.name}", steps * runs, progress, "rounds") as advance:
+        for first in range(0, runs, at_once):
+            chunk = range(first, min(first + at_once, runs))
+            simulation = _Simulation(problem, algorithm, graph, stepsize, chunk, insecure_seed)
+            store = _Store(checkpoint, chunk, facts, rounds) if checkpoint else None
+            parts.append(simulation.run(rounds, steps, record, exact, store, advance, facts))
+    return join(parts)
+
+
+class _Simulation:
+    """One chunk of runs that fits into memory: states, their update, and what was measured."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        algorithm: Algorithm,
+        graph: Graph,
+        stepsize: Stepsize,
+        runs: range,
+        insecure_seed: int | None,
+    ) -> None:
+        self.problem, self.algorithm, self.graph, self.stepsize = (
+            problem,
+            algorithm,
+            graph,
+            stepsize,
+        )
+        self.runs = runs
+        device = torch.device(problem.device)
+        self.streams: Streams = private_streams(
+            runs, graph.agents, insecure_seed=insecure_seed, device=device
+        )
+        self.routes = graph.routes().to(device)
+        self.mixer = mixer(graph, len(runs), problem.dtype, device)
+        self.state = problem.start(runs, self.streams)
+        self.common_start = _common_point(self.state)
+        self.spare = torch.empty_like(self.state)
+        self.step = torch.empty_like(self.state)
+        self.bad_round = torch.zeros(self.state.shape[:2], dtype=torch.long, device=device)
+
+    def run(
+        self,
+        rounds: list[int],
+        steps: int,
+        record: Recording | None,
+        exact: bool,
+        store: "_Store | None",
+        advance: Any,
+        facts: dict[str, Any],
+    ) -> Result:
+        done, measured = 0, {}
+        if store and (saved := store.load()):
+            done, measured = saved.round, saved.measured
+            self.state.copy_(saved.state)
+            advance(done * len(self.runs))
+        recorder = _Recorder(self, record) if record else None
+        if recorder and done:
+            raise SimulationError("a recording cannot be resumed; remove the checkpoint folder")
+        if not done and rounds[0] == 0:
+            measured[0] = self.problem.measure(self.state)
+        try:
+            for round in range(done + 1, steps + 1):
+                if recorder and round in recorder.rounds:
+                    self._advance_by_messages(round, recorder)
+                elif exact or not isinstance(self.algorithm, ScalarShares):
+                    self._advance_by_messages(round, None)
+                else:
+                    self._advance_fused(round)
+                if round % _ROUNDS_BETWEEN_CHECKS == 0 or round in rounds or round == steps:
+                    self._require_finite()
+                if round in rounds:
+                    measured[round] = self.problem.measure(self.state)
+                done = round
+                advance(len(self.runs))
+                if store:
+                    store.maybe_save(done, self.state, measured, final=round == steps)
+        except KeyboardInterrupt:
+            if store:
+                store.save(done, self.state, measured)
+            raise
+        metrics = {
+            name: torch.stack([measured[round][name] for round in rounds]).cpu()
+            for name in measured[rounds[-1]]
+        }
+        transcript = recorder.transcript() if recorder else None
+        return Result(rounds, metrics, self.state.cpu(), facts, transcript)
+
+    def _advance_fused(self, round: int) -> None:
+        assert isinstance(self.algorithm, ScalarShares)
+        self._compute_step(round)
+        shares = None
+        if not self.algorithm.keeps_whole_step:
+            shares = self.algorithm.coefficients(self.routes, self.streams, round)
+        self.mixer.combine(self.state, self.step, self.spare, shares)
+        self._accept(round)
+
+    def _advance_by_messages(self, round: int, recorder: "_Recorder | None") -> None:
+        self._compute_step(round, recorder)
+        messages = self.algorithm.messages(
+            self.state, self.step, self.routes, self.streams, round
+        )
+        if recorder:
+            recorder.keep_messages(messages)
+        self.spare.copy_(receive(messages, self.routes, self.graph.agents))
+        self._accept(round)
+
+    def _compute_step(self, round: int, recorder: "_Recorder | None" = None) -> None:
+        self.step = self.problem.gradient(self.state, self.streams, round, self.step)
+        if recorder:
+            recorder.keep("states", self.state)
+            recorder.keep("gradients", self.step)
+        self.algorithm.perturb_(self.step, self.streams, round)
+        self.stepsize.scale_(self.step, self.streams, round)
+        if recorder:
+            recorder.keep("steps", self.step)
+
+    def _accept(self, round: int) -> None:
+        """Make the updated states current and remember where they first became non-finite."""
+        self.state, self.spare = self.spare, self.state
+        bad = ~torch.isfinite(self.state.sum(-1))
+        self.bad_round.masked_fill_(bad & (self.bad_round == 0), round)
+
+    def _require_finite(self) -> None:
+        if not bool(self.bad_round.any()):
+            return
+        first = int(self.bad_round[self.bad_round > 0].min())
+        run, agent = (self.bad_round == first).nonzero()[0].tolist()
+        raise DivergedError(
+            f"the state of agent {agent} became non-finite in round {first} of run "
+            f"{self.runs[run]}; a smaller stepsize is the usual cure (it was {self.stepsize})"
+        )
+
+
+class _Recorder:
+    """Keeps messages and truth of the recorded rounds, on the CPU."""
+
+    def __init__(self, simulation: _Simulation, record: Recording) -> None:
+        self.rounds = set(record.rounds)
+        self.simulation = simulation
+        runs = simulation.runs
+        self.runs = [run for run in sorted(record.runs) if run in runs]
+        self.rows = torch.tensor([run - runs.start for run in self.runs], dtype=torch.long)
+        self.links = (~simulation.routes.own).nonzero().flatten()
+        self.kept: dict[str, list[Tensor]] = {"states": [], "gradients": [], "steps": []}
+        self.messages: list[Tensor] = []
+
+    def keep(self, name: str, tensor: Tensor) -> None:
+        self.kept[name].append(tensor[self.rows.to(tensor.device)].cpu())
+
+    def keep_messages(self, messages: Tensor) -> None:
+        rows = self.rows.to(messages.device)
+        self.messages.append(messages[rows[:, None], self.links].cpu())
+
+    def transcript(self) -> Transcript | None:
+        if not self.runs:
+            return None
+        simulation = self.simulation
+        return Transcript(
+            simulation.graph,
+            sorted(self.rounds),
+            self.runs,
+            simulation.routes.sender[self.links].cpu(),
+            simulation.routes.receiver[self.links].cpu(),
+            torch.stack(self.messages),
+            Truth(**{name: torch.stack(kept) for name, kept in self.kept.items()}),
+            str(simulation.algorithm),
+            str(simulation.stepsize),
+            simulation.common_start,
+        )
+
+
+@dataclass(frozen=True)
+class _Saved:
+    round: int
+    state: Tensor
+    measured: dict[int, dict[str, Tensor]]
+
+
+class _Store:
+    """The checkpoint of one chunk of runs: one file, replaced in one step."""
+
+    def __init__(
+        self, folder: str | Path, runs: range, facts: dict[str, Any], rounds: list[int]
+    ) -> None:
+        self.path = Path(folder) / f"runs-{runs.start}-{runs.stop - 1}.safetensors"
+        text = json.dumps([facts, rounds], sort_keys=True)
+        self.digest = hashlib.sha256(text.encode()).hexdigest()
+        self.saved_at = time.monotonic()
+
+    def load(self) -> _Saved | None:
+        if not self.path.exists():
+            return None
+        tensors, facts = read_tensors(self.path)
+        if facts.get("digest") != self.digest:
+            raise ResultError(
+                f"{self.path} belongs to a simulation with other settings; "
+                "give another checkpoint folder or remove this one"
+            )
+        measured: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            if name != "state":
+                round, _, metric = name.partition(".")
+                measured.setdefault(int(round), {})[metric] = tensor
+        return _Saved(facts["round"], tensors["state"], dict(sorted(measured.items())))
+
+    def maybe_save(
+        self, round: int, state: Tensor, measured: dict[int, dict[str, Tensor]], final: bool
+    ) -> None:
+        if final or time.monotonic() - self.saved_at > _SECONDS_BETWEEN_CHECKPOINTS:
+            self.save(round, state, measured)
+
+    def save(self, round: int, state: Tensor, measured: dict[int, dict[str, Tensor]]) -> None:
+        tensors = {
+            f"{at}.{name}": values for at, found in measured.items() for name, values in found.items()
+        }
+        facts = {"digest": self.digest, "round": round}
+        write_tensors(self.path, {"state": state, **tensors}, facts)
+        self.saved_at = time.monotonic()
+
+
+def _measured_rounds(steps: int, measure: Collection[int] | None) -> list[int]:
+    if measure is None:
+        spread = np.geomspace(1, steps, 100).round().astype(int)
+        return sorted({0, *spread.tolist()})
+    rounds = sorted(set(measure))
+    if not rounds or rounds[0] < 0 or rounds[-1] > steps:
+        raise SimulationError(
+            f"cannot measure after rounds {rounds[:3]}...{rounds[-1:]}: rounds go from 0 to {steps}"
+        )
+    return rounds
+
+
+def _common_point(state: Tensor) -> Tensor | None:
+    """The point (d,) at which every agent of every run starts, if there is one."""
+    first = state[0, 0]
+    return first.cpu().clone() if bool((state == first).all()) else None
