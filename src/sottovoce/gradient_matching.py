@@ -1,0 +1,171 @@
+"""The objectives of gradient inversion: how far a candidate's gradient lies from an estimate.
+
+Many candidates are evaluated in one vectorised pass, each at its own parameter vector.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from sottovoce.errors import AttackError
+
+Mismatch = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What is public about a model's input: its shape, the range of its pixels, its scaling.
+
+    The model is fed (pixel - mean) / std. `shape` is one input without its batch axis; mean and std
+    are numbers, or tuples with one number for each channel (the first axis of `shape`).
+    """
+
+    shape: tuple[int, ...]
+    batch_size: int = 1
+    low: float = 0.0
+    high: float = 1.0
+    mean: float | tuple[float, ...] = 0.0
+    std: float | tuple[float, ...] = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.shape or min(self.shape) < 1 or self.batch_size < 1:
+            raise AttackError(
+                f"shape {self.shape} and batch size {self.batch_size} must be positive; the shape "
+                "is one input without its batch axis"
+            )
+        if not self.low < self.high:
+            raise AttackError(f"pixels need low < high, got [{self.low}, {self.high}]")
+
+    @property
+    def size(self) -> int:
+        """Numbers in one batch."""
+        return self.batch_size * math.prod(self.shape)
+
+    def standardise(self, pixels: Tensor) -> Tensor:
+        """Turn pixels (..., *shape) into what the model is fed."""
+        return (pixels - self._channels(self.mean, pixels)) / self._channels(self.std, pixels)
+
+    def pixels(self, fed: Tensor) -> Tensor:
+        """Turn what the model is fed, (..., *shape), into pixels."""
+        return fed * self._channels(self.std, fed) + self._channels(self.mean, fed)
+
+    def _channels(self, value: float | tuple[float, ...], like: Tensor) -> Tensor:
+        numbers = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+        return numbers.reshape(-1, *[1] * (len(self.shape) - 1)) if numbers.dim() else numbers
+
+
+class BatchedGradient:
+    """The flat gradient of the cross entropy for many (parameters, inputs, labels) at once.
+
+    The order of its coordinates is that of torch.nn.utils.parameters_to_vector. `chunk` problems
+    are vectorised together; 1 means a plain loop, which large models on a CPU prefer.
+    """
+
+    def __init__(self, model: nn.Module, dimension: int, device: torch.device, chunk: int | None):
+        self.model = model
+        self.names = [name for name, _ in model.named_parameters()]
+        self.shapes = [parameter.shape for parameter in model.parameters()]
+        self.dimension = sum(shape.numel() for shape in self.shapes)
+        if dimension != self.dimension:
+            raise AttackError(
+                f"the gradient has {dimension} entries and the model {self.dimension} parameters; "
+                "both must be in the order of parameters_to_vector(model.parameters())"
+            )
+        if chunk is not None and chunk < 1:
+            raise AttackError(f"chunk must be at least 1, got {chunk}")
+        self.chunk = chunk or self._default_chunk(device)
+
+    def _default_chunk(self, device: torch.device) -> int:
+        if device.type == "cpu":
+            return 32 if self.dimension <= 200_000 else 1
+        # A double backward pass holds a few dozen tensors of the size of the parameters.
+        return max(1, min(256, 8 * 10**9 // (4 * 64 * self.dimension)))
+
+    def parameters(self, vector: Tensor) -> dict[str, Tensor]:
+        """Name the pieces of a flat parameter vector (d,)."""
+        pieces = torch.split(vector, [shape.numel() for shape in self.shapes])
+        return {
+            name: piece.view(shape)
+            for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)
+        }
+
+    def one(self, vector: Tensor, fed: Tensor, labels: Tensor) -> Tensor:
+        """Return the gradient (d,) at `vector` of one batch: fed (batch, *shape), soft labels."""
+
+        def loss(vector: Tensor) -> Tensor:
+            scores = functional_call(self.model, self.parameters(vector), (fed,))
+            losses: Tensor = -(labels * scores.log_softmax(-1)).sum(-1)
+            return losses.mean()
+
+        gradient: Tensor = grad(loss)(vector)
+        return gradient
+
+    def __call__(self, vectors: Tensor, fed: Tensor, labels: Tensor) -> Tensor:
+        """Return gradients (problems, d); differentiable in fed and labels."""
+        if len(vectors) == 1 or self.chunk == 1:
+            rows = [self.one(*row) for row in zip(vectors, fed, labels, strict=True)]
+            return torch.stack(rows)
+        gradients: Tensor = vmap(self.one)(vectors, fed, labels)
+        return gradients
+
+
+def classes_of(model: nn.Module, gradient: BatchedGradient, state: Tensor, inputs: Inputs) -> int:
+    """Ask the model how many classes it scores, with one black input."""
+    fed = inputs.standardise(state.new_full((1, *inputs.shape), inputs.low))
+    with torch.no_grad():
+        scores = functional_call(model, gradient.parameters(state), (fed,))
+    if scores.dim() != 2 or scores.shape[1] < 2:
+        raise AttackError(
+            f"the model maps an input of shape {inputs.shape} to {tuple(scores.shape[1:])}; "
+            "accepted is a classifier that gives (classes,) scores"
+        )
+    return int(scores.shape[1])
+
+
+def squared_distance(candidate: Tensor, estimate: Tensor) -> Tensor:
+    """Return |candidate - estimate|² / |estimate|² for each row: DLG's distance, normalised."""
+    return (candidate - estimate).square().sum(1) / estimate.square().sum(1)
+
+
+def compress(vectors: Tensor, power: float, floor: float = 1e-3) -> Tensor:
+    """Replace each entry v by sign(v) |v|^power, smoothed below `floor` times the row's rms.
+
+    A private stepsize multiplies: |Λ g|^p = Λ^p |g|^p, and the relative spread of Λ^p shrinks with
+    p. Small entries also weigh as much as their relative precision deserves.
+    """
+    if power == 1.0:
+        return vectors
+    scale = vectors.square().mean(1, keepdim=True).sqrt()
+    unit = vectors / scale.clamp_min(torch.finfo(vectors.dtype).tiny)
+    return unit * (unit.square() + floor**2) ** ((power - 1) / 2)
+
+
+def misalignment(power: float) -> Mismatch:
+    """Return the scale-free distance 1 - cos² of two compressed vectors, row by row.
+
+    Computed as |a - (a·ê)ê|² / |a|², which keeps its digits where 1 - cos² would cancel.
+    """
+
+    def distance(candidate: Tensor, estimate: Tensor) -> Tensor:
+        a = compress(candidate, power)
+        e = torch.nn.functional.normalize(compress(estimate, power), dim=1)
+        rest = a - (a * e).sum(1, keepdim=True) * e
+        return rest.square().sum(1) / a.square().sum(1).clamp_min(torch.finfo(a.dtype).tiny)
+
+    return distance
+
+
+def total_variation(images: Tensor) -> Tensor:
+    """Return the mean absolute difference of neighbouring pixels, (problems,).
+
+    images: (problems, ..., height, width); images without two spatial axes have none: 0.
+    """
+    if images.dim() < 4:
+        return images.new_zeros(len(images))
+    down = (images[..., 1:, :] - images[..., :-1, :]).abs().flatten(1).mean(1)
+    right = (images[..., 1:] - images[..., :-1]).abs().flatten(1).mean(1)
+    return down + right
