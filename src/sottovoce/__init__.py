@@ -28,7 +28,7 @@ from sottovoce.graphs import (
     star,
     torus,
 )
-from sottovoce.problems import Estimation, Logistic, Problem, Quadratic
+from sottovoce.problems import Estimation, Logistic, ModuleProblem, Problem, Quadratic
 from sottovoce.results import Result
 from sottovoce.simulate import simulate
 from sottovoce.stepsizes import (
@@ -58,6 +58,7 @@ __all__ = [
     "Experiment",
     "Graph",
     "Logistic",
+    "ModuleProblem",
     "NoisyDSGD",
     "Power",
     "PrivateDeviation",

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sottovoce.algorithms import Algorithm, ScalarShares, receive
 from sottovoce.errors import DivergedError, ResultError, SimulationError
+from sottovoce.files import write_json
 from sottovoce.graphs import Graph
 from sottovoce.problems.base import Problem
 from sottovoce.progress import progress_bar
@@ -74,7 +75,7 @@ def simulate(
         "runs": runs,
         "insecure_seed": insecure_seed,
     }
-    at_once = min(runs, problem.runs_at_once() or runs)
+    at_once = min(runs, _runs_at_once(problem, checkpoint) or runs)
     parts = []
     with progress_bar(f"{algorithm} on {graph.name}", steps * runs, progress, "rounds") as advance:
         for first in range(0, runs, at_once):
@@ -111,7 +112,7 @@ class _Simulation:
         self.routes = graph.routes().to(device)
         self.mixer = mixer(graph, len(runs), problem.dtype, device)
         self.state = problem.start(runs, self.streams)
-        self.common_start = _common_point(self.state)
+        self.common_start = _common_points(self.state)
         self.spare = torch.empty_like(self.state)
         self.step = torch.empty_like(self.state)
         self.bad_round = torch.zeros(self.state.shape[:2], dtype=torch.long, device=device)
@@ -243,7 +244,7 @@ class _Recorder:
             Truth(**{name: torch.stack(kept) for name, kept in self.kept.items()}),
             str(simulation.algorithm),
             str(simulation.stepsize),
-            simulation.common_start,
+            None if simulation.common_start is None else simulation.common_start[self.rows],
         )
 
 
@@ -296,6 +297,18 @@ class _Store:
         self.saved_at = time.monotonic()
 
 
+def _runs_at_once(problem: Problem, checkpoint: str | Path | None) -> int | None:
+    """How many runs to simulate together; a checkpoint folder keeps what was first chosen."""
+    chosen = problem.runs_at_once()
+    if checkpoint is None or chosen is None:
+        return chosen
+    plan = Path(checkpoint) / "plan.json"
+    if plan.exists():
+        return int(json.loads(plan.read_text())["runs_at_once"])
+    write_json(plan, {"runs_at_once": chosen})
+    return chosen
+
+
 def _measured_rounds(steps: int, measure: Collection[int] | None) -> list[int]:
     if measure is None:
         spread = np.geomspace(1, steps, 100).round().astype(int)
@@ -308,7 +321,8 @@ def _measured_rounds(steps: int, measure: Collection[int] | None) -> list[int]:
     return rounds
 
 
-def _common_point(state: Tensor) -> Tensor | None:
-    """The point (d,) at which every agent of every run starts, if there is one."""
-    first = state[0, 0]
-    return first.cpu().clone() if bool((state == first).all()) else None
+def _common_points(state: Tensor) -> Tensor | None:
+    """Where each run's agents start together, (runs, d), or None if some start apart."""
+    first = state[:, 0]
+    together = all(bool((state[:, agent] == first).all()) for agent in range(state.shape[1]))
+    return first.cpu().clone() if together else None

@@ -31,9 +31,7 @@ class Recording:
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """What no observer sees, kept to score attacks: states x^k, gradients g^k and steps Λ^k g^k.
-
-    """
+    """What no observer sees, kept to score attacks: states x^k, gradients g^k and steps Λ^k g^k."""
 
     states: Tensor
     gradients: Tensor
@@ -59,7 +57,7 @@ class Transcript:
     algorithm: str
     stepsize: str
     start: Tensor | None
-    """The common starting point (d,) where there was one: public."""
+    """Where the agents of each run started, (runs, d), if they started together: public."""
 
     def save(self, stem: str | Path) -> None:
         """Write `stem.json` and `stem.safetensors`. The file holds every agent's secrets."""
@@ -133,5 +131,7 @@ class Transcript:
             ),
             first.algorithm,
             first.stepsize,
-            first.start,
+            None
+            if first.start is None
+            else torch.cat([p.start for p in parts if p.start is not None]),
         )

@@ -32,9 +32,7 @@ def bound_study(
     prior = UniformPrior(kappa)
     rounds = sorted({1, 2, 10, 100, *np.geomspace(1, last_round, 40).round().astype(int).tolist()})
     rounds = [k for k in rounds if k <= last_round]
-    curves = {
-        law.name: [conditional_entropy(law, prior, k) for k in rounds] for law in _LAWS
-    }
+    curves = {law.name: [conditional_entropy(law, prior, k) for k in rounds] for law in _LAWS}
     closed = uniform_closed_form(kappa)
     checks = [
         (law.name, k, monte_carlo_entropy(law, prior, k, samples=samples, seed=seed))
@@ -43,7 +41,12 @@ def bound_study(
     ]
     agrees = bool(kappa == 5.0 and abs(closed - 1.0322) < 5e-5)
     rows = [
-        (law, k, f"{curves[law][rounds.index(k)]:.5f}", f"{mse_lower_bound(curves[law][rounds.index(k)]):.5f}")
+        (
+            law,
+            k,
+            f"{curves[law][rounds.index(k)]:.5f}",
+            f"{mse_lower_bound(curves[law][rounds.index(k)]):.5f}",
+        )
         for law in curves
         for k in (1, 2, 10, 100, 1000)
         if k in rounds
@@ -97,9 +100,7 @@ def bound_study(
     )
 
 
-def _chart(
-    rounds: Sequence[int], curves: dict[str, list[float]], kappa: float
-) -> "alt.LayerChart":
+def _chart(rounds: Sequence[int], curves: dict[str, list[float]], kappa: float) -> "alt.LayerChart":
     from sottovoce.charts import Series, line_chart
 
     labels = {"uniform": "uniform on [0, 2λ̄]", "experiment": "(1 - ϱ/k)/k, the experiments' law"}

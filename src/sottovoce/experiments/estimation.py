@@ -62,7 +62,10 @@ def estimation(
     rows = [
         (
             f"M_i uniform on [0, {scale:g}]",
-            *(f"{c['final'][name]['mean']:.4g} ± {c['final'][name]['half_width']:.2g}" for name in pair),
+            *(
+                f"{c['final'][name]['mean']:.4g} ± {c['final'][name]['half_width']:.2g}"
+                for name in pair
+            ),
             f"{c['final_ratio']:.3f}",
             c["phases_text"],
         )

@@ -158,9 +158,7 @@ def _chart(found: dict[str, Result], runs: int) -> "alt.ConcatChart":
             )
         rounds = next(iter(found.values())).rounds[1:]
         start = series[0].y[0]
-        series.append(
-            Series("slope -1/2", rounds, [start * k**-0.5 for k in rounds], dashed=True)
-        )
+        series.append(Series("slope -1/2", rounds, [start * k**-0.5 for k in rounds], dashed=True))
         charts.append(
             line_chart(
                 series,

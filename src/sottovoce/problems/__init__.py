@@ -3,6 +3,7 @@
 from sottovoce.problems.base import ConvexProblem, Problem
 from sottovoce.problems.estimation import Estimation
 from sottovoce.problems.logistic import Logistic
+from sottovoce.problems.module import ModuleProblem
 from sottovoce.problems.quadratic import Quadratic
 
-__all__ = ["ConvexProblem", "Estimation", "Logistic", "Problem", "Quadratic"]
+__all__ = ["ConvexProblem", "Estimation", "Logistic", "ModuleProblem", "Problem", "Quadratic"]

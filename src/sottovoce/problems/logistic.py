@@ -94,7 +94,9 @@ class Logistic(ConvexProblem):
             return float(value), self.regularisation * x - pull @ rows / len(rows)
 
         options = {"maxiter": 10_000, "ftol": 1e-16, "gtol": 1e-11}
-        found = minimize(loss, np.zeros(self.dimension), jac=True, method="L-BFGS-B", options=options)
+        found = minimize(
+            loss, np.zeros(self.dimension), jac=True, method="L-BFGS-B", options=options
+        )
         return torch.from_numpy(found.x).to(self.dtype)
 
     def describe(self) -> dict[str, Any]:

@@ -1,0 +1,216 @@
+"""Any torch module with a loss and one dataset for each agent, as a problem."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from sottovoce.errors import ProblemError
+from sottovoce.problems.base import Problem, require_finite, require_sizes
+from sottovoce.problems.gradients import Loss, Method, ReplicaGradients
+from sottovoce.problems.memory import free_memory
+from sottovoce.problems.replicas import refuse_running_statistics
+from sottovoce.randomness import Streams
+
+Samples = tuple[Tensor, Tensor] | Dataset[Any]
+_EVALUATED_AT_ONCE = 500
+_TENSORS_HELD = 3.5
+"""States, their successors, steps, and half a tensor to work in."""
+
+
+class ModuleProblem(Problem):
+    """Training a module together: parameters are one vector (d,) for each agent.
+
+    model: any module without statistics over samples. loss: `loss(outputs, targets)`, the mean over
+    a batch, such as `torch.nn.functional.cross_entropy`. data: for each agent its training samples,
+    a pair of tensors (inputs, targets) or a torch Dataset. validation: likewise for each agent, or
+    one set for all. initialise: `initialise(model, run)` gives the module the public starting
+    weights of a run; the module's own weights serve when it is None. private_start: standard
+    deviation of private Gaussian numbers that every agent adds to the common starting point; with
+    0 an observer who knows the starting point reads b_ij Λ_j g_j off the first message.
+
+    A stochastic gradient uses `batch` samples drawn with replacement, so that its expectation is
+    the gradient of f_i (the paper's Assumption on gradients).
+    """
+
+    name: ClassVar[str] = "module"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        data: Sequence[Samples],
+        validation: Sequence[Samples] | Samples | None = None,
+        *,
+        batch: int = 32,
+        initialise: Callable[[nn.Module, int], None] | None = None,
+        private_start: float = 0.0,
+        gradients: Method = "auto",
+        device: str | torch.device = "cpu",
+    ) -> None:
+        refuse_running_statistics(model)
+        require_sizes(agents=len(data), batch=batch)
+        if not 0 <= private_start < float("inf"):
+            raise ProblemError(f"private_start is {private_start}; it must not be negative")
+        self.device = torch.device(device)
+        self.model, self.loss, self.batch = model.to(self.device), loss, batch
+        self.initialise, self.private_start = initialise, private_start
+        self.agents = len(data)
+        self._gradients = ReplicaGradients(model, loss, method=gradients, device=self.device)
+        self.layout = self._gradients.layout
+        self.dimension = self.layout.dimension
+        self.dtype = next(p for p in model.parameters() if p.requires_grad).dtype
+        self._training = _AgentData.of(data, "training", self.dtype, self.device)
+        if validation is None:
+            self._validation = None
+        else:
+            sets = validation if isinstance(validation, list) else [validation] * self.agents
+            if len(sets) != self.agents:
+                raise ProblemError(
+                    f"there are validation sets for {len(sets)} agents and training sets for "
+                    f"{self.agents}; give one for each agent, or one for all"
+                )
+            self._validation = _AgentData.of(sets, "validation", self.dtype, self.device)
+
+    @property
+    def rounds_an_epoch(self) -> int:
+        """Rounds after which an agent has drawn as many samples as the largest dataset holds."""
+        return max(1, int(self._training.counts.max()) // self.batch)
+
+    def start(self, runs: range, streams: Streams) -> Tensor:
+        state = torch.empty(
+            len(runs), self.agents, self.dimension, dtype=self.dtype, device=self.device
+        )
+        for row, run in enumerate(runs):
+            if self.initialise is not None:
+                self.initialise(self.model, run)
+            state[row] = self.layout.vector(self.model)
+        if self.private_start:
+            streams.add_normal_(state, self.private_start, "start", 0)
+        return state
+
+    def gradient(self, state: Tensor, streams: Streams, round: int, out: Tensor) -> Tensor:
+        chosen = streams.integers("data", round, self.batch, self._training.counts[:, None])
+        inputs, targets = self._training.rows(chosen)
+        self.model.train()
+        self._gradients(
+            state.flatten(0, 1), inputs.flatten(0, 1), targets.flatten(0, 1), out.flatten(0, 1)
+        )
+        return out
+
+    def measure(self, state: Tensor) -> dict[str, Tensor]:
+        """Loss and accuracy of every agent's own model on its own samples; consensus error.
+
+        For classification (whole-number targets) accuracies are measured too. The training figures
+        use the first 1,000 samples of an agent.
+        """
+        found = {"consensus": state.var(1, correction=0).sum(-1).sqrt()}
+        found |= self._evaluate(state, self._training.first(1000), "training")
+        if self._validation is not None:
+            found |= self._evaluate(state, self._validation, "validation")
+        return found
+
+    def _evaluate(self, state: Tensor, data: "_AgentData", kind: str) -> dict[str, Tensor]:
+        self.model.eval()
+        runs = max(1, self._gradients.at_once // self.agents)
+        loss = torch.zeros(state.shape[:2], dtype=torch.float64, device=self.device)
+        correct = torch.zeros_like(loss)
+        for first_run in range(0, len(state), runs):
+            part = slice(first_run, first_run + runs)
+            for first in range(0, int(data.counts.max()), _EVALUATED_AT_ONCE):
+                losses, hits = self._evaluate_part(state[part], data, first)
+                loss[part] += losses
+                correct[part] += hits
+        found = {f"{kind}_loss": loss / data.counts}
+        if data.classification:
+            found[f"{kind}_accuracy"] = correct / data.counts
+        return found
+
+    def _evaluate_part(
+        self, state: Tensor, data: "_AgentData", first: int
+    ) -> tuple[Tensor, Tensor]:
+        """Sums of losses and of right answers over some samples of every agent: (runs, agents)."""
+        last = min(first + _EVALUATED_AT_ONCE, int(data.counts.max()))
+        position = torch.arange(first, last, device=self.device)
+        present = position < data.counts[:, None]
+        clamped = torch.minimum(position, data.counts[:, None] - 1)
+        inputs, targets = data.rows(clamped.expand(len(state), -1, -1))
+        outputs = self._gradients.outputs(state.flatten(0, 1), inputs.flatten(0, 1))
+        each = torch.func.vmap(torch.func.vmap(self._loss_of_one))
+        losses = each(outputs, targets.flatten(0, 1)).unflatten(0, state.shape[:2])
+        losses = torch.where(present, losses, 0.0).double().sum(-1)
+        if not data.classification:
+            return losses, torch.zeros_like(losses)
+        hits = (outputs.argmax(-1).unflatten(0, state.shape[:2]) == targets) & present
+        return losses, hits.double().sum(-1)
+
+    def _loss_of_one(self, output: Tensor, target: Tensor) -> Tensor:
+        return self.loss(output.unsqueeze(0), target.unsqueeze(0))
+
+    def runs_at_once(self) -> int:
+        one_run = _TENSORS_HELD * self.agents * self.dimension * self.dtype.itemsize
+        return max(1, int(0.7 * free_memory(self.device) / one_run))
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "model": type(self.model).__name__,
+            "agents": self.agents,
+            "dimension": self.dimension,
+            "samples": self._training.counts.tolist(),
+            "batch": self.batch,
+            "private_start": self.private_start,
+            "gradients": self._gradients.method,
+        }
+
+
+class _AgentData:
+    """Samples of all agents, stored one after the other."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor, first: Tensor, counts: Tensor) -> None:
+        self.inputs, self.targets, self._first, self.counts = inputs, targets, first, counts
+        self.classification = not targets.is_floating_point() and targets.ndim == 1
+
+    @classmethod
+    def of(
+        cls, sets: Sequence[Samples], kind: str, dtype: torch.dtype, device: torch.device
+    ) -> "_AgentData":
+        pairs = [_as_tensors(samples, kind, agent) for agent, samples in enumerate(sets)]
+        if all(inputs is pairs[0][0] for inputs, _ in pairs):
+            first = torch.zeros(len(pairs), dtype=torch.long)
+            inputs, targets = pairs[0]
+        else:
+            first = torch.tensor([0] + [len(x) for x, _ in pairs[:-1]]).cumsum(0)
+            inputs, targets = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        counts = torch.tensor([len(x) for x, _ in pairs], device=device)
+        inputs = inputs.to(device, dtype if inputs.is_floating_point() else inputs.dtype)
+        return cls(inputs, targets.to(device), first.to(device), counts)
+
+    def rows(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Samples by their number within each agent's set: (runs, agents, n) -> (.., n, ...)."""
+        where = chosen + self._first[:, None]
+        return self.inputs[where], self.targets[where]
+
+    def first(self, most: int) -> "_AgentData":
+        return _AgentData(
+            self.inputs, self.targets, self._first, self.counts.clamp(max=most)
+        )
+
+
+def _as_tensors(samples: Samples, kind: str, agent: int) -> tuple[Tensor, Tensor]:
+    if isinstance(samples, Dataset):
+        items = [samples[i] for i in range(len(samples))]  # type: ignore[arg-type]
+        inputs = torch.stack([torch.as_tensor(item[0]) for item in items])
+        targets = torch.stack([torch.as_tensor(item[1]) for item in items])
+    else:
+        inputs, targets = samples
+    if not len(inputs) or len(inputs) != len(targets):
+        raise ProblemError(
+            f"the {kind} set of agent {agent} has {len(inputs)} inputs and {len(targets)} targets; "
+            "every agent needs at least one sample and as many targets as inputs"
+        )
+    if inputs.is_floating_point():
+        require_finite(f"the {kind} set of agent {agent}", inputs)
+    return inputs, targets
