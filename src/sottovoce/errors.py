@@ -46,3 +46,23 @@ class PrivacyError(SottovoceError):
 
 class AttackError(SottovoceError):
     """An attack needs something that its adversary does not see."""
+
+
+class DistributedError(SottovoceError):
+    """Agents in processes of their own cannot work together as asked."""
+
+
+class MessageError(DistributedError):
+    """A received message is not the one expected; the agent's state is as before the round."""
+
+
+class PeerLost(DistributedError):  # noqa: N818
+    """A neighbour died or fell silent; the agent's state is as before the round.
+
+    agent: the neighbour, or None where the failing call cannot tell; round: the round that could
+    not be finished, 0 being the start-up check.
+    """
+
+    def __init__(self, message: str, agent: int | None, round: int) -> None:
+        super().__init__(message)
+        self.agent, self.round = agent, round
