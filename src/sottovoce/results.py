@@ -10,7 +10,7 @@ from scipy import stats
 from torch import Tensor
 
 from sottovoce.errors import ResultError
-from sottovoce.storage import load_pair, save_pair
+from sottovoce.storage import beside, load_pair, save_pair
 from sottovoce.transcript import Transcript
 
 _FORMAT = 1
@@ -23,6 +23,9 @@ class Band:
     mean: Tensor
     low: Tensor
     high: Tensor
+
+    def to_json(self) -> dict[str, list[float]]:
+        return {name: values.tolist() for name, values in vars(self).items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +51,7 @@ class Result:
         return values.mean(-1) if values.ndim == 3 else values
 
     def band(self, name: str, confidence: float = 0.95) -> Band:
-        """Mean over runs with Student's confidence interval; with one run the interval is a point."""
+        """Mean over runs with Student's confidence interval, a point where there is one run."""
         values = self.metric(name)
         mean, runs = values.mean(1), values.shape[1]
         if runs == 1:
@@ -64,19 +67,25 @@ class Result:
             "format": _FORMAT,
             "facts": self.facts,
             "rounds": self.rounds,
+            "recorded": self.transcript is not None,
             "means": {name: self.metric(name).mean(1).tolist() for name in self.metrics},
         }
         tensors = {f"metric.{name}": values for name, values in self.metrics.items()}
         save_pair(stem, {"final": self.final, **tensors}, facts)
         if self.transcript is not None:
-            self.transcript.save(Path(stem).with_name(Path(stem).name + ".transcript"))
+            self.transcript.save(beside(stem, ".transcript"))
 
     @classmethod
     def load(cls, stem: str | Path) -> "Result":
         """Read what `save` wrote."""
         tensors, facts = load_pair(stem, "result")
-        if facts.get("format") != _FORMAT or "final" not in tensors:
-            raise ResultError(f"{stem} has format {facts.get('format')}; this version reads {_FORMAT}")
+        if facts.get("format") != _FORMAT:
+            raise ResultError(
+                f"{stem} has format {facts.get('format')}; this version reads {_FORMAT}"
+            )
+        missing = {"rounds", "facts", "recorded"} - set(facts) | {"final"} - set(tensors)
+        if missing:
+            raise ResultError(f"{stem} is not a whole result: {', '.join(missing)} is missing")
         metrics = {
             name.removeprefix("metric."): values
             for name, values in tensors.items()
@@ -85,9 +94,7 @@ class Result:
         wrong = [name for name, values in metrics.items() if len(values) != len(facts["rounds"])]
         if wrong:
             raise ResultError(f"{stem}: {wrong} do not have one row for each measured round")
-        beside = Path(stem).with_name(Path(stem).name.removesuffix(".json") + ".transcript")
-        recorded = beside.with_name(beside.name + ".json").exists()
-        transcript = Transcript.load(beside) if recorded else None
+        transcript = Transcript.load(beside(stem, ".transcript")) if facts["recorded"] else None
         return cls(facts["rounds"], metrics, tensors["final"], facts["facts"], transcript)
 
 

@@ -1,28 +1,20 @@
 """`sottovoce reproduce ...`: the paper's experiments."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sottovoce import experiments
+from sottovoce.cli import learn
 from sottovoce.cli.options import AsJson, GraphName, InsecureSeed, Out, Runs, Steps
-from sottovoce.cli.show import print_study
-from sottovoce.experiments.study import Study
+from sottovoce.cli.show import finish, show_progress
 from sottovoce.graphs import parse_graph
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.command("mnist")(learn.mnist)
+app.command("noise")(learn.noise)
 _RESULTS = Path("sottovoce-results")
-
-
-def _finish(study: Study, out: Path, as_json: bool) -> None:
-    print_study(study, as_json, study.write(out))
-
-
-def show_progress() -> bool:
-    """Progress bars only where a person watches."""
-    return sys.stderr.isatty()
 
 
 @app.command()
@@ -49,7 +41,7 @@ def estimation(
         insecure_seed=insecure_seed,
         progress=show_progress(),
     )
-    _finish(study, out, as_json)
+    finish(study, out, as_json)
 
 
 @app.command()
@@ -60,7 +52,7 @@ def bound(
     as_json: AsJson = False,
 ) -> None:
     """The information-theoretic bound: the paper's 1.0322 nats, and what becomes of them."""
-    _finish(experiments.bound_study(kappa=kappa, last_round=last_round), out, as_json)
+    finish(experiments.bound_study(kappa=kappa, last_round=last_round), out, as_json)
 
 
 @app.command()
@@ -80,4 +72,4 @@ def rates(
         insecure_seed=insecure_seed,
         progress=show_progress(),
     )
-    _finish(study, out, as_json)
+    finish(study, out, as_json)

@@ -46,3 +46,13 @@ def print_study(study: Study, as_json: bool, written: Sequence[Path]) -> None:
             answers.print(f"- {escape(finding)}")
     for path in written:
         notes.print(f"wrote {escape(str(path))}", style="dim", soft_wrap=True)
+
+
+def finish(study: Study, out: Path, as_json: bool) -> None:
+    """Write an experiment's files and print what it found."""
+    print_study(study, as_json, study.write(out))
+
+
+def show_progress() -> bool:
+    """Progress bars only where a person watches."""
+    return sys.stderr.isatty()

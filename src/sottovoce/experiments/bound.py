@@ -1,7 +1,6 @@
 """The paper's information-theoretic bound at κ = 5, and what the experiments' law leaves of it."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +13,6 @@ from sottovoce.privacy import (
     uniform_closed_form,
 )
 from sottovoce.stepsizes import Experiment, Law, Uniform
-
-if TYPE_CHECKING:
-    import altair as alt
 
 CLAIM = (
     "Under κ = 5 the conditional differential entropy is no less than 1.0322 and the adversary's "
@@ -96,21 +92,4 @@ def bound_study(
                 [(law, k, f"{f[0]:.4f}", f"{f[1]:.4f}") for law, k, f in checks],
             ),
         ],
-        {"bound": lambda: _chart(rounds, curves, kappa)},
-    )
-
-
-def _chart(rounds: Sequence[int], curves: dict[str, list[float]], kappa: float) -> "alt.LayerChart":
-    from sottovoce.charts import Series, line_chart
-
-    labels = {"uniform": "uniform on [0, 2λ̄]", "experiment": "(1 - ϱ/k)/k, the experiments' law"}
-    series = [Series(labels[name], rounds, values) for name, values in curves.items()]
-    return line_chart(
-        series,
-        title="Uncertainty left about a gradient entry",
-        subtitle=f"h(g | λg) in nats, g uniform on [-{kappa:g}, {kappa:g}]",
-        x_title="round k",
-        y_title="conditional entropy (nats)",
-        log_x=True,
-        rules=[(float(np.log(2 * kappa)), "nothing seen: ln 2κ")],
     )

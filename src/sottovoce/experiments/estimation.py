@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import Any
 
 from sottovoce.algorithms import DSGD, PDSGD
 from sottovoce.experiments.study import Study, Table
@@ -13,9 +11,6 @@ from sottovoce.problems import Estimation
 from sottovoce.results import Result
 from sottovoce.simulate import simulate
 from sottovoce.stepsizes import Experiment, Stepsize
-
-if TYPE_CHECKING:
-    import altair as alt
 
 CLAIM = (
     "The random parameters B and λ do not slow down the convergence; they significantly increase "
@@ -97,7 +92,6 @@ def estimation(
         data,
         command,
         [table],
-        {"estimation": lambda: _chart(found, runs)},
     )
 
 
@@ -171,43 +165,5 @@ def _curves(pair: dict[str, Result]) -> dict[str, Any]:
     for name, result in pair.items():
         for metric in result.metrics:
             band = result.band(metric)
-            curves[f"{name}.{metric}"] = {
-                "mean": band.mean.tolist(),
-                "low": band.low.tolist(),
-                "high": band.high.tolist(),
-            }
+            curves[f"{name}.{metric}"] = band.to_json()
     return curves
-
-
-def _chart(found: dict[float, dict[str, Result]], runs: int) -> "alt.ConcatChart":
-    from sottovoce.charts import Series, line_chart, panel
-
-    charts = []
-    for scale, pair in found.items():
-        series = []
-        for name, result in pair.items():
-            band = result.band("distance")
-            low = torch.clamp(band.low, min=0)
-            series.append(
-                Series(
-                    name,
-                    result.rounds[1:],
-                    band.mean[1:].tolist(),
-                    low[1:].tolist(),
-                    band.high[1:].tolist(),
-                )
-            )
-        charts.append(
-            line_chart(
-                series,
-                title=f"M_i uniform on [0, {scale:g}]",
-                subtitle=f"mean of {runs:,} runs, 95 % band",
-                x_title="round k",
-                y_title="distance to the optimum",
-                log_x=True,
-                log_y=True,
-                width=360,
-                height=300,
-            )
-        )
-    return panel(charts, columns=len(charts))

@@ -1,6 +1,6 @@
 """Measured convergence rates against the O(k^-1/2) of the paper's remarks."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,9 +11,6 @@ from sottovoce.problems import Quadratic
 from sottovoce.results import Result
 from sottovoce.simulate import simulate
 from sottovoce.stepsizes import Experiment, Power, Stepsize
-
-if TYPE_CHECKING:
-    import altair as alt
 
 CLAIM = (
     "x_i converges to x̄, x̄ to an optimal solution, and E||∇F(x̄)|| to zero, each no slower than "
@@ -94,7 +91,7 @@ def rates(
         "curves": {
             case: {
                 "rounds": result.rounds,
-                **{metric: result.band(metric).mean.tolist() for metric in result.metrics},
+                **{metric: result.band(metric).to_json() for metric in result.metrics},
             }
             for case, result in found.items()
         },
@@ -119,7 +116,6 @@ def rates(
                 rows,
             )
         ],
-        {"rates": lambda: _chart(found, runs)},
     )
 
 
@@ -137,39 +133,3 @@ def _slope(result: Result, metric: str) -> dict[str, float]:
     fits = [fit(values[last][:, g::groups].mean(1)) for g in range(groups)]
     spread = float(np.std(fits, ddof=1)) if groups > 1 else 0.0
     return {"slope": fit(values[last].mean(1)), "half_width": 2.26 * spread / groups**0.5}
-
-
-def _chart(found: dict[str, Result], runs: int) -> "alt.ConcatChart":
-    from sottovoce.charts import Series, line_chart, panel
-
-    charts = []
-    for metric, title in _METRICS.items():
-        series = []
-        for case, result in found.items():
-            band = result.band(metric)
-            series.append(
-                Series(
-                    case,
-                    result.rounds[1:],
-                    band.mean[1:].tolist(),
-                    band.low[1:].tolist(),
-                    band.high[1:].tolist(),
-                )
-            )
-        rounds = next(iter(found.values())).rounds[1:]
-        start = series[0].y[0]
-        series.append(Series("slope -1/2", rounds, [start * k**-0.5 for k in rounds], dashed=True))
-        charts.append(
-            line_chart(
-                series,
-                title=title,
-                subtitle=f"PDSGD, mean of {runs} runs, 95 % band",
-                x_title="round k",
-                y_title=title,
-                log_x=True,
-                log_y=True,
-                width=420,
-                height=320,
-            )
-        )
-    return panel(charts, columns=2)

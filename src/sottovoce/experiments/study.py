@@ -1,10 +1,12 @@
 """What an experiment found: sentences, tables and charts over one set of JSON data."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sottovoce.errors import ResultError
 from sottovoce.files import write_json
 
 if TYPE_CHECKING:
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under headings, ready to print; numbers are formatted by whoever shows them."""
+    """Rows under headings, ready to print."""
 
     title: str
     headings: Sequence[str]
@@ -22,11 +24,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Study:
-    """A finished experiment.
+    """A finished experiment, whole in its JSON: charts are drawn from `data` alone.
 
     findings: plain sentences; claim: what the paper says, where it says something; agrees: whether
-    our numbers bear it out (None where only partly); data: everything shown, as JSON; charts: by
-    name, made when asked for; command: what reproduces it.
+    our numbers bear it out (None where only partly); data: everything shown; command: what
+    reproduces it.
     """
 
     name: str
@@ -37,21 +39,39 @@ class Study:
     data: Mapping[str, Any]
     command: str
     tables: Sequence[Table] = ()
-    charts: "Mapping[str, Callable[[], alt.LayerChart | alt.ConcatChart]]" = field(
-        default_factory=dict, repr=False
-    )
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "kind": "study",
-            "name": self.name,
-            "title": self.title,
-            "claim": self.claim,
-            "agrees": self.agrees,
-            "findings": list(self.findings),
-            "command": self.command,
-            "data": dict(self.data),
-        }
+        """The study as JSON; tables hold what was printed."""
+        tables = [
+            {
+                "title": table.title,
+                "headings": list(table.headings),
+                "rows": [[str(cell) for cell in row] for row in table.rows],
+            }
+            for table in self.tables
+        ]
+        return {"kind": "study", **vars(self), "findings": list(self.findings), "tables": tables}
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Study":
+        """Read a study that `write` wrote."""
+        try:
+            found = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise ResultError(f"{path} cannot be read as a saved study: {error}") from error
+        if not isinstance(found, dict) or found.pop("kind", None) != "study":
+            raise ResultError(f"{path} is not a saved study")
+        try:
+            tables = [Table(**table) for table in found.pop("tables")]
+            return cls(**found, tables=tables)
+        except (KeyError, TypeError) as error:
+            raise ResultError(f"{path} is not a whole study: {error}") from error
+
+    def charts(self) -> "dict[str, alt.LayerChart | alt.ConcatChart]":
+        """The study's pictures by name."""
+        from sottovoce.experiments.drawing import draw
+
+        return draw(self.name, self.data)
 
     def write(self, folder: str | Path) -> list[Path]:
         """Write `<name>.json`, and each chart as PNG, SVG and interactive HTML; return the paths."""
@@ -60,6 +80,6 @@ class Study:
         folder = Path(folder)
         written = [folder / f"{self.name}.json"]
         write_json(written[0], self.to_json())
-        for name, make in self.charts.items():
-            written += save_chart(make(), folder / name).values()
+        for name, chart in self.charts().items():
+            written += save_chart(chart, folder / name).values()
         return written
