@@ -189,7 +189,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
 
 
 def parse_algorithm(text: str) -> Algorithm:
-    """Read an algorithm from the command line: `dsgd`, `pdsgd`, `pdsgd:dirichlet`, `noisy-dsgd:0.01`."""
+    """Read an algorithm from the command line: `dsgd`, `pdsgd:dirichlet`, `noisy-dsgd:0.01`."""
     name, _, option = text.partition(":")
     if name == "pdsgd":
         return PDSGD(option or "uniform")

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.errors import StepsizeError
-from sottovoce.stepsizes import Custom, Stepsize
+from sottovoce.stepsizes import LAWS, Custom, Power, Stepsize
 
 
 @dataclass(frozen=True)
 class Condition:
-    """One condition of the theorems, with the number that decides it; `met` is None if undecidable."""
+    """One condition of the theorems, the number that decides it, and `met`: None if undecidable."""
 
     name: str
     statement: str
@@ -27,10 +27,10 @@ def theorem_conditions(stepsize: Stepsize, agents: int = 1) -> list[Condition]:
 
     For c/(k+k0)^p the answer is exact: Σ mean diverges iff p <= 1, Σ mean² converges iff p > 1/2,
     Σ σ² by the decay of the law's spread, and Σ |λ̄_i - λ̄_j| converges iff all scales agree or
-    p > 1. For a schedule of your own nothing can be decided from finitely many values: the partial
-    sums over 10⁵ counts are given instead.
+    p > 1. For a schedule or law of your own nothing can be decided from finitely many values: the
+    partial sums over 10⁵ counts are given instead.
     """
-    if isinstance(stepsize.schedule, Custom):
+    if isinstance(stepsize.schedule, Custom) or stepsize.law not in LAWS.values():
         return _undecided(stepsize)
     schedule, p = stepsize.schedule, stepsize.schedule.exponent
     mean = f"mean {schedule}"
@@ -105,9 +105,15 @@ def _series(
     term: Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]],
     decay: float,
 ) -> float:
-    """The value of a convergent sum over rounds: many terms plus the integral of the tail."""
+    """The value of a convergent sum over rounds: many terms plus the integral of the tail.
+
+    The tail falls like (k + k0)^-decay, and Σ_{k>n} of it is the integral from n + 1/2 up to a
+    relative error of order n^-2.
+    """
+    assert isinstance(stepsize.schedule, Power)
     terms = term(*_moments(stepsize, _TERMS))
-    tail = terms[-1] * _TERMS / (decay - 1)
+    last = _TERMS + stepsize.schedule.offset
+    tail = terms[-1] * last * (1 + 0.5 / last) ** (1 - decay) / (decay - 1)
     return float((terms.sum() + tail) * stepsize.schedule.block)
 
 
@@ -125,7 +131,7 @@ def _undecided(stepsize: Stepsize) -> list[Condition]:
             statement,
             None,
             float(total * block),
-            f"not decidable for a schedule of your own; the sum over k <= {_TERMS:,} is "
+            f"not decidable for a schedule or law of your own; the sum over k <= {_TERMS:,} is "
             f"{total * block:.6g}",
         )
         for (name, statement), total in sums.items()

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def write_atomic(path: str | Path, content: bytes) -> None:
-    """Replace `path` by `content` in one step: after a crash the old file or the new one is there."""
+    """Replace `path` by `content` in one step: after a crash the old or the new file is there."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -21,11 +21,13 @@ from torch import Tensor
 
 from sottovoce.errors import SottovoceError
 
-_BUFFERED_BYTES = 4096
-"""Small draws are made for many rounds at a time, this many bytes a stream."""
+_CHUNK_BYTES = 4096
+"""Rounds share a nonce as long as their numbers fit into this many bytes a stream."""
 
-_BLOCK_BYTES = 1 << 22
+_BLOCK_BYTES = 1 << 18
 """Large draws are made in blocks of about this many bytes, so that no second tensor is stored."""
+
+_CIPHER_BLOCK = 64
 
 
 class InsecureSeedWarning(UserWarning):
@@ -44,7 +46,7 @@ class Streams(ABC):
     def uniform(
         self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
     ) -> Tensor:
-        """`count` numbers in [0, 1) for each run and agent: (runs, agents, count), not to be altered."""
+        """`count` numbers in [0, 1) a run and agent, not to be altered: (runs, agents, count)."""
 
     @abstractmethod
     def scale_(self, tensor: Tensor, low: float, high: float, purpose: str, round: int) -> None:
@@ -74,8 +76,12 @@ def private_streams(
     *,
     insecure_seed: int | None = None,
     device: torch.device | str = "cpu",
+    hold: int = _CHUNK_BYTES,
 ) -> Streams:
     """Streams keyed by the operating system, or by `insecure_seed` for a study to be repeated.
+
+    hold: how many bytes a stream and purpose may keep of small draws made ahead, a matter of speed
+    and memory alone; `hold_beside` chooses it for states of a given size.
 
     On a GPU the simulator draws from the device's Philox generator instead of the cipher: quick,
     but no protection against prediction. A simulator holds every agent's secrets in one process
@@ -87,8 +93,17 @@ def private_streams(
     if insecure_seed is not None and not isinstance(insecure_seed, int):
         raise SottovoceError(f"insecure_seed is {insecure_seed!r}; accepted: a whole number")
     if device.type == "cpu":
-        return CipherStreams(runs, agents, insecure_seed)
+        return CipherStreams(runs, agents, insecure_seed, hold)
     return DeviceStreams(runs, agents, insecure_seed, device)
+
+
+def hold_beside(row_bytes: int, streams: int) -> int:
+    """Bytes a stream and purpose may hold, so that they stay small beside states of `row_bytes`.
+
+    Short rows are cheap to store and their draws dear to make one by one, so they may hold more.
+    """
+    wanted = row_bytes // 4 if row_bytes > 256 else (1 << 26) // streams
+    return max(256, min(wanted, _CHUNK_BYTES))
 
 
 def warn_about_seed() -> None:
@@ -105,7 +120,11 @@ class CipherStreams(Streams):
     """ChaCha20 keystreams: one key for each (run, agent), one nonce for each (purpose, rounds)."""
 
     def __init__(
-        self, runs: range, agents: Sequence[int], insecure_seed: int | None = None
+        self,
+        runs: range,
+        agents: Sequence[int],
+        insecure_seed: int | None = None,
+        hold: int = _CHUNK_BYTES,
     ) -> None:
         super().__init__(runs, agents, torch.device("cpu"))
         pairs = [(run, agent) for run in runs for agent in self.agents]
@@ -114,7 +133,8 @@ class CipherStreams(Streams):
             self._keys = [material[at : at + 32] for at in range(0, len(material), 32)]
         else:
             self._keys = [_digest(32, insecure_seed, run, agent) for run, agent in pairs]
-        self._buffers: dict[tuple[str, int, torch.dtype], tuple[int, Tensor]] = {}
+        self._hold = hold
+        self._held: dict[_Purpose, tuple[int, Tensor]] = {}
 
     def __repr__(self) -> str:
         return f"CipherStreams(runs={len(self.runs)}, agents={len(self.agents)})"
@@ -122,21 +142,22 @@ class CipherStreams(Streams):
     def uniform(
         self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
     ) -> Tensor:
-        rounds = max(1, _BUFFERED_BYTES // (count * dtype.itemsize))
-        chunk, position = divmod(round, rounds)
         key = (purpose, count, dtype)
-        held, buffer = self._buffers.get(key, (-1, torch.empty(0)))
-        if held != chunk:
-            if not len(buffer):
-                buffer = torch.empty(len(self._keys), rounds * count, dtype=dtype)
-            self._fill(buffer, 0, key, chunk)
-            self._buffers[key] = (chunk, buffer)
+        rounds = self._rounds_held(count, dtype)
+        # Counted within its chunk, so that what is held never reaches into the next one's rounds.
+        start = round - round % _rounds_in_chunk(count, dtype) % rounds
+        held, buffer = self._held.get(key, (-1, None))
+        if buffer is None:
+            buffer = torch.empty(len(self._keys), rounds * count, dtype=dtype)
+        if held != start:
+            self._fill(buffer, 0, key, start)
+            self._held[key] = (start, buffer)
         shape = (len(self.runs), len(self.agents), rounds, count)
-        return buffer.view(shape)[:, :, position]
+        return buffer.view(shape)[:, :, round - start]
 
     def scale_(self, tensor: Tensor, low: float, high: float, purpose: str, round: int) -> None:
         width = high - low
-        if _is_small(tensor):
+        if self._rounds_held(tensor.shape[-1], tensor.dtype) > 1:
             draws = self.uniform(purpose, round, tensor.shape[-1], tensor.dtype)
             tensor.mul_(draws.mul(width).add_(low))
             return
@@ -144,16 +165,18 @@ class CipherStreams(Streams):
             rows.mul_(draws.mul_(width).add_(low))
 
     def add_normal_(self, tensor: Tensor, deviation: float, purpose: str, round: int) -> None:
-        if _is_small(tensor):
+        if self._rounds_held(tensor.shape[-1], tensor.dtype) > 1:
             draws = self.normal(purpose, round, tensor.shape[-1], tensor.dtype)
             tensor.add_(draws.mul_(deviation))
             return
         for rows, draws in self._blocks(tensor, purpose, round):
             rows.add_(_to_normal(draws).mul_(deviation))
 
-    def _blocks(
-        self, tensor: Tensor, purpose: str, round: int
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def _rounds_held(self, count: int, dtype: torch.dtype) -> int:
+        held = self._hold // (count * dtype.itemsize)
+        return max(1, min(held, _rounds_in_chunk(count, dtype)))
+
+    def _blocks(self, tensor: Tensor, purpose: str, round: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Pairs (rows of the tensor, fresh uniform numbers for them) that cover the tensor."""
         count, dtype = tensor.shape[-1], tensor.dtype
         rows = tensor.view(-1, count)
@@ -165,20 +188,34 @@ class CipherStreams(Streams):
             self._fill(draws, first, (purpose, count, dtype), round)
             yield block, draws
 
-    def _fill(
-        self, out: Tensor, first: int, key: tuple[str, int, torch.dtype], chunk: int
-    ) -> None:
-        """Overwrite the rows of `out` by uniform numbers of the streams `first`, `first` + 1, ..."""
+    def _fill(self, out: Tensor, first: int, key: "_Purpose", round: int) -> None:
+        """Overwrite the rows of `out` by the numbers of the streams `first`, `first` + 1, ...
+
+        A row begins with the numbers of `round` and goes on with those of the rounds after it.
+        """
         from cryptography.hazmat.primitives.ciphers import Cipher
         from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
-        nonce = bytes(4) + _digest(7, *key) + chunk.to_bytes(5, "little")
+        _, count, dtype = key
+        chunk, within = divmod(round, _rounds_in_chunk(count, dtype))
+        block, skipped = divmod(within * count * dtype.itemsize, _CIPHER_BLOCK)
+        nonce = block.to_bytes(4, "little") + _digest(7, *key) + chunk.to_bytes(5, "little")
         rows = memoryview(out.view(torch.uint8).numpy())  # type: ignore[arg-type]
-        zeros = bytes(rows.shape[1])  # type: ignore[index]
+        zeros, before = bytes(rows.shape[1]), bytes(skipped)  # type: ignore[index]
         for row, stream in enumerate(self._keys[first : first + len(out)]):
             cipher = Cipher(ChaCha20(stream, nonce), None).encryptor()
+            if skipped:
+                cipher.update(before)
             cipher.update_into(zeros, rows[row : row + 1].cast("B"))
         _bits_to_uniform_(out)
+
+
+_Purpose = tuple[str, int, torch.dtype]
+"""What numbers are for, how many of them a round needs, and their type: each has its own nonces."""
+
+
+def _rounds_in_chunk(count: int, dtype: torch.dtype) -> int:
+    return max(1, _CHUNK_BYTES // (count * dtype.itemsize))
 
 
 class DeviceStreams(Streams):
@@ -204,9 +241,7 @@ class DeviceStreams(Streams):
     def uniform(
         self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
     ) -> Tensor:
-        out = torch.empty(
-            len(self.runs), len(self.agents), count, dtype=dtype, device=self.device
-        )
+        out = torch.empty(len(self.runs), len(self.agents), count, dtype=dtype, device=self.device)
         for row, run in enumerate(self.runs):
             out[row].uniform_(generator=self._seeded(run, purpose, round))
         return out
@@ -228,17 +263,12 @@ class DeviceStreams(Streams):
         return self._generator.manual_seed(seed >> 1)
 
 
-def _is_small(tensor: Tensor) -> bool:
-    """Whether an agent's row is short enough to draw it for several rounds at once."""
-    return 2 * tensor.shape[-1] * tensor.element_size() <= _BUFFERED_BYTES
-
-
 def _digest(size: int, *parts: object) -> bytes:
     return hashlib.blake2b(repr(parts).encode(), digest_size=size, person=b"sottovoce").digest()
 
 
 def _bits_to_uniform_(out: Tensor) -> None:
-    """Read random bits as numbers in [0, 1), in place: random mantissa, exponent of [1, 2), minus 1."""
+    """Read random bits as numbers in [0, 1): a mantissa, the exponent of [1, 2), minus 1."""
     if out.dtype == torch.float64:
         out.view(torch.int64).bitwise_and_((1 << 52) - 1).bitwise_or_(1023 << 52)
     elif out.dtype == torch.float32:
@@ -251,4 +281,5 @@ def _bits_to_uniform_(out: Tensor) -> None:
 def _to_normal(uniform: Tensor) -> Tensor:
     """Gaussian numbers by the inverse distribution function; the half step keeps 0 out."""
     step = 2.0**-53 if uniform.dtype == torch.float64 else 2.0**-24
-    return torch.special.ndtri(uniform + step)
+    normal: Tensor = torch.special.ndtri(uniform + step)
+    return normal

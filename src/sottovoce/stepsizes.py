@@ -89,11 +89,12 @@ class Power:
             raise StepsizeError(f"a block has {self.block} rounds; it must have at least 1")
 
     def __str__(self) -> str:
-        scale = "c" if isinstance(self.scale, tuple) else f"{self.scale:g}"
-        count = f"(k+{self.offset:g})" if self.offset else "k"
+        scale = "c" if isinstance(self.scale, tuple) else _plain(self.scale)
+        sign = "+" if self.offset > 0 else "-"
+        count = f"(k{sign}{_plain(abs(self.offset))})" if self.offset else "k"
         text = scale if not self.exponent else f"{scale}/{count}"
         if self.exponent not in (0, 1):
-            text += f"^{self.exponent:g}"
+            text += f"^{_plain(self.exponent)}"
         return text
 
     def count(self, round: int) -> int:
@@ -228,18 +229,26 @@ class Stepsize:
 
     def describe(self) -> dict[str, Any]:
         """The public part as JSON."""
+        scales = getattr(self.schedule, "scale", None)
         return {
             "law": self.law.name,
             "schedule": str(self.schedule),
+            **({"scales": list(scales)} if isinstance(scales, tuple) else {}),
             "block": self.schedule.block,
             "per": self.per,
             "private_deviation": self.deviation is not None,
         }
 
 
-_NUMBER = r"\d+(?:\.\d*)?(?:e-?\d+)?"
+def _plain(number: float) -> str:
+    """The short form of a number where it is exact, else all its digits."""
+    short = f"{number:g}"
+    return short if float(short) == number else repr(float(number))
+
+
+_NUMBER = r"\d+(?:\.\d*)?(?:e[+-]?\d+)?"
 _MEAN = re.compile(
-    rf"(?P<c>{_NUMBER})(?:/(?:k|\(k\+(?P<k0>{_NUMBER})\))(?:\^(?P<p>{_NUMBER}))?)?", re.ASCII
+    rf"(?P<c>{_NUMBER})(?:/(?:k|\(k(?P<k0>[+-]{_NUMBER})\))(?:\^(?P<p>{_NUMBER}))?)?", re.ASCII
 )
 
 

@@ -41,9 +41,7 @@ class DenseMixer:
         self._entries = (routes.receiver, routes.sender)
         mixing = torch.from_numpy(graph.mixing.toarray()).to(device, dtype)
         self._mixing = mixing.expand(runs, -1, -1)
-        self._splitting = torch.zeros(
-            runs, graph.agents, graph.agents, dtype=dtype, device=device
-        )
+        self._splitting = torch.zeros(runs, graph.agents, graph.agents, dtype=dtype, device=device)
 
     def combine(self, state: Tensor, step: Tensor, out: Tensor, shares: Tensor | None) -> None:
         torch.bmm(self._mixing, state, out=out)

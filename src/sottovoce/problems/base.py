@@ -1,6 +1,8 @@
 """What an algorithm needs to know of a problem: gradients, and how far the agents have come."""
 
+import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -8,6 +10,8 @@ from torch import Tensor
 
 from sottovoce.errors import ProblemError
 from sottovoce.randomness import Streams
+
+_WORK_BYTES = 1 << 18
 
 
 class Problem(ABC):
@@ -35,7 +39,7 @@ class Problem(ABC):
         """Name and sizes as JSON."""
 
     def start(self, runs: range, streams: Streams) -> Tensor:
-        """Where the agents begin: zero unless a problem says otherwise. (runs, agents, dimension)"""
+        """Where the agents begin, (runs, agents, dimension): zero unless a problem overrides it."""
         return torch.zeros(
             len(runs), self.agents, self.dimension, dtype=self.dtype, device=self.device
         )
@@ -67,15 +71,34 @@ class ConvexProblem(Problem):
         mean = state.mean(1)
         best = self.objective(self.optimum[None])
         return {
-            "distance": _root_mean_square(state - self.optimum),
-            "consensus": _root_mean_square(state - mean.unsqueeze(1)),
+            "distance": _root_mean_square(state, self.optimum),
+            "consensus": _root_mean_square(state, mean.unsqueeze(1)),
             "objective_gap": self.objective(mean) - best,
             "gradient_norm": self.full_gradient(mean).norm(dim=-1),
         }
 
 
-def _root_mean_square(difference: Tensor) -> Tensor:
-    return difference.square().sum(-1).mean(-1).sqrt()
+def _root_mean_square(state: Tensor, centre: Tensor) -> Tensor:
+    """Root mean square over agents of the distance to `centre`, a few agents at a time: (runs,)."""
+    total = state.new_zeros(len(state))
+    for part in blocks(state.shape[1], state[:, 0].numel() * state.element_size()):
+        total += (state[:, part] - centre).square_().sum((1, 2))
+    return total.div_(state.shape[1]).sqrt_()
+
+
+def blocks(rows: int, row_bytes: int) -> Iterator[slice]:
+    """Slices of `rows` to work on in turn, so that temporary tensors stay small beside states."""
+    size = max(1, _WORK_BYTES // max(1, row_bytes))
+    return (slice(first, first + size) for first in range(0, rows, size))
+
+
+def fingerprint(*tensors: Tensor) -> str:
+    """A short digest that tells one problem's data from another's."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        plain = tensor.detach().cpu().contiguous()
+        digest.update(plain.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def require_finite(name: str, tensor: Tensor) -> None:

@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from sottovoce.errors import ProblemError
-from sottovoce.problems.base import ConvexProblem, require_finite, require_sizes
+from sottovoce.problems.base import (
+    ConvexProblem,
+    blocks,
+    fingerprint,
+    require_finite,
+    require_sizes,
+)
 from sottovoce.randomness import Streams
 
 
@@ -103,10 +109,14 @@ class Estimation(ConvexProblem):
 
     def gradient(self, state: Tensor, streams: Streams, round: int, out: Tensor) -> Tensor:
         chosen = streams.integers("data", round, self.batch, self.counts[:, None])
-        agent = torch.arange(self.agents)[:, None]
-        targets = self._targets[agent, chosen].mean(2)
-        torch.matmul(state.unsqueeze(2), self._curvature, out=out.unsqueeze(2))
-        return out.sub_(targets)
+        first = (torch.arange(self.agents) * self._targets.shape[1])[:, None]
+        targets, samples = self._targets.flatten(0, 1), (chosen + first).view(-1, self.batch)
+        torch.bmm(state.transpose(0, 1), self._curvature, out=out.transpose(0, 1))
+        gradients = out.view(-1, self.dimension)
+        row_bytes = self.batch * self.dimension * targets.element_size()
+        for rows in blocks(len(samples), row_bytes):
+            gradients[rows].sub_(targets[samples[rows]].mean(1))
+        return out
 
     def objective(self, points: Tensor) -> Tensor:
         curved = 0.5 * ((points @ self._mean_curvature) * points).sum(-1)
@@ -122,4 +132,5 @@ class Estimation(ConvexProblem):
             "dimension": self.dimension,
             "samples": self.counts.tolist(),
             "batch": self.batch,
+            "data": fingerprint(self._curvature, self._targets),
         }

@@ -4,12 +4,19 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.optimize import minimize
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from sottovoce.errors import ProblemError
-from sottovoce.problems.base import ConvexProblem, require_finite, require_sizes
+from sottovoce.problems.base import (
+    ConvexProblem,
+    blocks,
+    fingerprint,
+    require_finite,
+    require_sizes,
+)
 from sottovoce.randomness import Streams
 
 
@@ -70,32 +77,44 @@ class Logistic(ConvexProblem):
     def gradient(self, state: Tensor, streams: Streams, round: int, out: Tensor) -> Tensor:
         chosen = streams.integers("data", round, self.batch, self.samples)
         first = (torch.arange(self.agents) * self.samples)[:, None]
-        rows = self._rows[chosen + first]
-        margin = torch.matmul(rows, state.unsqueeze(-1))
-        pull = torch.sigmoid_(margin.neg_()).div_(self.batch)
-        torch.matmul(pull.mT, rows, out=out.unsqueeze(2))
-        return out.neg_().add_(state, alpha=self.regularisation)
+        samples = (chosen + first).view(-1, self.batch)
+        points, gradients = (tensor.view(-1, self.dimension) for tensor in (state, out))
+        row_bytes = self.batch * self.dimension * out.element_size()
+        for part in blocks(len(samples), row_bytes):
+            rows = self._rows[samples[part]]
+            margin = torch.bmm(rows, points[part].unsqueeze(-1))
+            pull = torch.sigmoid_(margin.neg_()).div_(-self.batch)
+            torch.bmm(pull.mT, rows, out=gradients[part].unsqueeze(1))
+        return out.add_(state, alpha=self.regularisation)
 
     def objective(self, points: Tensor) -> Tensor:
-        losses = -logsigmoid(points @ self._rows.mT).mean(-1)
-        return losses + 0.5 * self.regularisation * points.square().sum(-1)
+        total = points.new_zeros(len(points))
+        for part in blocks(len(self._rows), len(points) * points.element_size()):
+            total -= logsigmoid(points @ self._rows[part].mT).sum(-1)
+        return total / len(self._rows) + 0.5 * self.regularisation * points.square().sum(-1)
 
     def full_gradient(self, points: Tensor) -> Tensor:
-        pull = torch.sigmoid(-points @ self._rows.mT)
-        return self.regularisation * points - pull @ self._rows / len(self._rows)
+        total = torch.zeros_like(points)
+        for part in blocks(len(self._rows), len(points) * points.element_size()):
+            rows = self._rows[part]
+            total -= torch.sigmoid_((points @ rows.mT).neg_()) @ rows
+        return total / len(self._rows) + self.regularisation * points
 
     def _minimiser(self) -> Tensor:
         rows = self._rows.double().numpy()
 
-        def loss(x: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[float, Any]:
+        def loss(x: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
             margin = rows @ x
             pull = np.exp(-np.logaddexp(0, margin))
             value = np.logaddexp(0, -margin).mean() + 0.5 * self.regularisation * x @ x
             return float(value), self.regularisation * x - pull @ rows / len(rows)
 
-        options = {"maxiter": 10_000, "ftol": 1e-16, "gtol": 1e-11}
         found = minimize(
-            loss, np.zeros(self.dimension), jac=True, method="L-BFGS-B", options=options
+            loss,
+            np.zeros(self.dimension),
+            jac=True,
+            method="L-BFGS-B",
+            options={"maxiter": 10_000, "ftol": 1e-16, "gtol": 1e-11},
         )
         return torch.from_numpy(found.x).to(self.dtype)
 
@@ -106,4 +125,6 @@ class Logistic(ConvexProblem):
             "dimension": self.dimension,
             "samples": self.samples,
             "batch": self.batch,
+            "regularisation": self.regularisation,
+            "data": fingerprint(self._rows),
         }

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.errors import ProblemError
-from sottovoce.problems.base import ConvexProblem, require_finite, require_sizes
+from sottovoce.problems.base import ConvexProblem, fingerprint, require_finite, require_sizes
 from sottovoce.randomness import Streams
 
 
@@ -72,7 +72,7 @@ class Quadratic(ConvexProblem):
         return cls(torch.from_numpy(curvature), torch.from_numpy(target), noise)
 
     def gradient(self, state: Tensor, streams: Streams, round: int, out: Tensor) -> Tensor:
-        torch.matmul(state.unsqueeze(2), self._curvature, out=out.unsqueeze(2))
+        torch.bmm(state.transpose(0, 1), self._curvature, out=out.transpose(0, 1))
         out.sub_(self._target)
         if self.noise:
             streams.add_normal_(out, self.noise, "data", round)
@@ -93,4 +93,5 @@ class Quadratic(ConvexProblem):
             "dimension": self.dimension,
             "noise": self.noise,
             "smallest_curvature": float(eigenvalues.min()),
+            "data": fingerprint(self._curvature, self._target),
         }
