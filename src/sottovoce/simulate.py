@@ -58,7 +58,7 @@ def simulate(
         raise SimulationError(f"steps is {steps} and runs is {runs}; both must be at least 1")
     if problem.agents != graph.agents:
         raise SimulationError(
-            f"the problem has {problem.agents} agents, but the graph {graph.name} has {graph.agents}"
+            f"the problem has {problem.agents} agents, but {graph.name} has {graph.agents}"
         )
     rounds = _measured_rounds(steps, measure)
     if record and (max(record.rounds) > steps or max(record.runs) >= runs):
@@ -175,9 +175,7 @@ class _Simulation:
 
     def _advance_by_messages(self, round: int, recorder: "_Recorder | None") -> None:
         self._compute_step(round, recorder)
-        messages = self.algorithm.messages(
-            self.state, self.step, self.routes, self.streams, round
-        )
+        messages = self.algorithm.messages(self.state, self.step, self.routes, self.streams, round)
         if recorder:
             recorder.keep_messages(messages)
         self.spare.copy_(receive(messages, self.routes, self.graph.agents))
@@ -290,7 +288,9 @@ class _Store:
 
     def save(self, round: int, state: Tensor, measured: dict[int, dict[str, Tensor]]) -> None:
         tensors = {
-            f"{at}.{name}": values for at, found in measured.items() for name, values in found.items()
+            f"{at}.{name}": values
+            for at, found in measured.items()
+            for name, values in found.items()
         }
         facts = {"digest": self.digest, "round": round}
         write_tensors(self.path, {"state": state, **tensors}, facts)

@@ -14,6 +14,7 @@ from sottovoce.errors import ProblemError
 from sottovoce.experiments.study import Study, Table
 from sottovoce.graphs import Graph, ring
 from sottovoce.problems import ModuleProblem
+from sottovoce.problems.module import Samples
 from sottovoce.results import Result
 from sottovoce.simulate import simulate
 from sottovoce.stepsizes import Deterministic, Experiment, Law, Power, Stepsize
@@ -77,23 +78,30 @@ class Training:
         if self.epochs < 1:
             raise ProblemError(f"epochs is {self.epochs}; it must be at least 1")
 
-    def problem(self, agents: int) -> ModuleProblem:
-        """Each agent's portion: a part of the training images and a part of the validation images."""
+    def portions(self, agents: int) -> tuple[list[Samples], list[Samples], Table]:
+        """Each agent's portion, part of the training and part of the validation images.
+
+        With them the table of what every agent holds, by label.
+        """
         loaded = datasets.load(_DATA[self.data], self.data_dir)
         divide = partitions.parse_partition(self.partition)
-        sets = []
-        for images, rule, seed in (
-            (loaded.training, divide, 0),
-            (loaded.validation, partitions.parse_partition("equal"), 1),
-        ):
-            inputs = images.standardised()
-            parts = rule(images.labels, agents, seed).indices
-            sets.append([(inputs[part], images.labels[part]) for part in parts])
+        held = divide(loaded.training.labels, agents, 0)
+        kept = partitions.equal(loaded.validation.labels, agents, 1)
+        counts = held.table(loaded.training.labels)
+        table = Table(
+            f"Training images of every agent, by label ({self.partition})",
+            ("agent", *map(str, range(len(counts[0]))), "all"),
+            [(agent, *row, sum(row)) for agent, row in enumerate(counts)],
+        )
+        return _samples(loaded.training, held), _samples(loaded.validation, kept), table
+
+    def problem(self, data: list[Samples], validation: list[Samples]) -> ModuleProblem:
+        """The model with its loss and the agents' portions."""
         return ModuleProblem(
             _MODELS[self.model](self.activation),
             cross_entropy,
-            sets[0],
-            sets[1],
+            data,
+            validation,
             batch=self.batch,
             initialise=lambda model, run: models.initialise(model, run, self.activation),
             private_start=self.private_start,
@@ -123,7 +131,9 @@ def mnist(
 ) -> Study:
     """PDSGD against DSGD: training and validation accuracy over epochs, mean of all runs."""
     training, graph = training or Training(), graph or ring(5)
-    problem = training.problem(graph.agents)
+    options = f"{training.command_options()} --runs {runs} --graph {graph.name}"
+    data, validation, held = training.portions(graph.agents)
+    problem = training.problem(data, validation)
     found = {
         name: _train(
             problem, algorithm, law, graph, training, runs, insecure_seed, checkpoint, progress
@@ -146,8 +156,8 @@ def mnist(
     if training.schedule == "iteration":
         findings.append(
             "Here k counts iterations: the stepsize has fallen below 1/100 before the agents have "
-            "seen a small part of their data, and learning all but stops. Counting epochs keeps the "
-            "theorems' conditions and lets the network learn."
+            "seen a small part of their data, and learning all but stops. Counting epochs keeps "
+            "the theorems' conditions and lets the network learn."
         )
     rows = [
         (
@@ -167,18 +177,14 @@ def mnist(
             **_facts(training, graph, problem, runs, insecure_seed),
             "results": {name: _curves(result, problem) for name, result in found.items()},
         },
-        f"sottovoce reproduce mnist {training.command_options()} --runs {runs} --graph {graph.name}",
+        f"sottovoce reproduce mnist {options}",
         [
             Table(
                 f"After {training.epochs} epochs, mean of {runs} runs ± 95 %",
                 ("algorithm", "training accuracy", "validation accuracy", "consensus error"),
                 rows,
             ),
-            Table(
-                f"Training images of every agent ({training.partition})",
-                ("agent", "images"),
-                list(enumerate(problem.describe()["samples"])),
-            ),
+            held,
         ],
     )
 
@@ -195,7 +201,9 @@ def noise(
 ) -> Study:
     """Table I: accuracies of NoisyDSGD under growing noise, PDSGD's beside them."""
     training, graph = training or Training(), graph or ring(5)
-    problem = training.problem(graph.agents)
+    options = f"{training.command_options()} --runs {runs} --graph {graph.name}"
+    data, validation, held = training.portions(graph.agents)
+    problem = training.problem(data, validation)
     algorithms: list[tuple[str, Algorithm, Law]] = [
         (f"NoisyDSGD, noise {level:g}", NoisyDSGD(level), Deterministic()) for level in levels
     ]
@@ -230,17 +238,14 @@ def noise(
     rows = []
     for level, (name, _, _) in zip(levels, algorithms, strict=False):
         paper = PAPER_TABLE.get(level)
-        rows.append(
-            (name, *map(_shown, final[name]), *(f"{p:.4f}" for p in paper or ()))
-            if paper
-            else (name, *map(_shown, final[name]), "", "")
-        )
+        stated = [f"{value:.4f}" for value in paper] if paper else ["", ""]
+        rows.append((name, *map(_shown, final[name]), *stated))
     rows.append(("PDSGD", *map(_shown, final["PDSGD"]), "", ""))
     return Study(
         "noise",
         "Accuracy under gradient noise (Table I)",
         NOISE_CLAIM,
-        bool(broken) and min(broken) <= 1e-2 and private > clean - 0.01 or None,
+        True if broken and min(broken) <= 1e-2 and private > clean - 0.01 else None,
         findings,
         {
             **_facts(training, graph, problem, runs, insecure_seed),
@@ -248,7 +253,7 @@ def noise(
             "paper": {f"{level:g}": values for level, values in PAPER_TABLE.items()},
             "results": {name: _curves(result, problem) for name, result in found.items()},
         },
-        f"sottovoce reproduce noise {training.command_options()} --runs {runs} --graph {graph.name}",
+        f"sottovoce reproduce noise {options}",
         [
             Table(
                 f"After {training.epochs} epochs, mean of {runs} runs ± 95 %",
@@ -285,6 +290,11 @@ def _train(
         insecure_seed=insecure_seed,
         progress=progress,
     )
+
+
+def _samples(images: datasets.ImageData, partition: partitions.Partition) -> list[Samples]:
+    inputs = images.standardised()
+    return [(inputs[part], images.labels[part]) for part in partition.indices]
 
 
 def _half_width(values: torch.Tensor) -> float:

@@ -60,7 +60,7 @@ class ReplicaGradients:
     def __call__(self, vectors: Tensor, inputs: Tensor, targets: Tensor, out: Tensor) -> None:
         """Write each replica's gradient to `out`.
 
-        vectors, out: (replicas, d); inputs: (replicas, batch, ...); targets: (replicas, batch, ...).
+        vectors, out: (replicas, d); inputs, targets: (replicas, batch, ...).
         """
         size = 1 if self.method == "loop" else self.at_once
         for first in range(0, len(vectors), size):

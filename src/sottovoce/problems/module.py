@@ -25,11 +25,11 @@ class ModuleProblem(Problem):
 
     model: any module without statistics over samples. loss: `loss(outputs, targets)`, the mean over
     a batch, such as `torch.nn.functional.cross_entropy`. data: for each agent its training samples,
-    a pair of tensors (inputs, targets) or a torch Dataset. validation: likewise for each agent, or
-    one set for all. initialise: `initialise(model, run)` gives the module the public starting
-    weights of a run; the module's own weights serve when it is None. private_start: standard
-    deviation of private Gaussian numbers that every agent adds to the common starting point; with
-    0 an observer who knows the starting point reads b_ij Λ_j g_j off the first message.
+    a pair of tensors (inputs, targets) or a torch Dataset. validation: a list with one set for each
+    agent, or one set for all. initialise: `initialise(model, run)` gives the module the public
+    starting weights of a run; the module's own weights serve when it is None. private_start:
+    standard deviation of private Gaussian numbers that every agent adds to the common starting
+    point; with 0 an observer who knows that point reads b_ij Λ_j g_j off the first message.
 
     A stochastic gradient uses `batch` samples drawn with replacement, so that its expectation is
     the gradient of f_i (the paper's Assumption on gradients).
@@ -42,7 +42,7 @@ class ModuleProblem(Problem):
         model: nn.Module,
         loss: Loss,
         data: Sequence[Samples],
-        validation: Sequence[Samples] | Samples | None = None,
+        validation: list[Samples] | Samples | None = None,
         *,
         batch: int = 32,
         initialise: Callable[[nn.Module, int], None] | None = None,
@@ -66,7 +66,9 @@ class ModuleProblem(Problem):
         if validation is None:
             self._validation = None
         else:
-            sets = validation if isinstance(validation, list) else [validation] * self.agents
+            sets: list[Samples] = (
+                validation if isinstance(validation, list) else [validation] * self.agents
+            )
             if len(sets) != self.agents:
                 raise ProblemError(
                     f"there are validation sets for {len(sets)} agents and training sets for "
@@ -194,9 +196,7 @@ class _AgentData:
         return self.inputs[where], self.targets[where]
 
     def first(self, most: int) -> "_AgentData":
-        return _AgentData(
-            self.inputs, self.targets, self._first, self.counts.clamp(max=most)
-        )
+        return _AgentData(self.inputs, self.targets, self._first, self.counts.clamp(max=most))
 
 
 def _as_tensors(samples: Samples, kind: str, agent: int) -> tuple[Tensor, Tensor]:

@@ -48,7 +48,7 @@ def refuse_running_statistics(model: nn.Module) -> None:
     ]
     if faults:
         raise ProblemError(
-            f"layers with statistics over samples cannot be trained by agents: {', '.join(faults)}; "
+            f"layers with statistics over samples cannot be trained so: {', '.join(faults)}; "
             "use GroupNorm or LayerNorm in their place"
         )
 
@@ -93,7 +93,8 @@ def batched_outputs(
             x = (product if bias is None else product + bias.unsqueeze(1)).flatten(0, 1)
         else:
             x = layer(x)
-    return x.unflatten(0, (replicas, -1))
+    outputs: Tensor = x.unflatten(0, (replicas, -1))
+    return outputs
 
 
 def _batched_convolution(
@@ -107,8 +108,9 @@ def _batched_convolution(
     elif layer.padding == "valid":
         pads = (0, 0, 0, 0)
     else:
-        pad_y, pad_x = layer.padding  # type: ignore[misc]
-        pads = (pad_x, pad_x, pad_y, pad_y)  # type: ignore[assignment]
+        assert not isinstance(layer.padding, str)
+        pad_y, pad_x = layer.padding
+        pads = (pad_x, pad_x, pad_y, pad_y)
     patches = nn.functional.pad(x, pads).unfold(2, height, down).unfold(3, width, right)
     rows, columns = patches.shape[2:4]
     flat = patches.permute(0, 2, 3, 1, 4, 5).reshape(replicas, -1, weight[0, 0].numel())
@@ -116,4 +118,3 @@ def _batched_convolution(
     if bias is not None:
         product = product + bias.unsqueeze(1)
     return product.view(-1, rows, columns, out_channels).permute(0, 3, 1, 2)
-
