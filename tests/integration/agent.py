@@ -1,0 +1,284 @@
+"""What one agent does in the tests that start real processes: `agent.py <scenario> <folder> ...`."""
+
+import json
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cases
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import sottovoce.distributed as sd
+from sottovoce import PDSGD, Stepsize, Uniform, ring
+from sottovoce.distributed.exchange import Exchange
+from sottovoce.errors import DistributedError, SottovoceError
+from sottovoce.randomness import InsecureSeedWarning, private_streams
+from sottovoce.storage import write_tensors
+
+SEED = 11
+
+
+def insecure_optimizer(
+    params: list[Any], *arguments: Any, **options: Any
+) -> sd.DecentralizedSGD:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", InsecureSeedWarning)
+        return sd.DecentralizedSGD(params, *arguments, insecure_seed=SEED, **options)
+
+
+def own_gradient(case: "cases.Case", agent: int) -> Callable[[Tensor, int], Tensor]:
+    """The gradient that the simulator computes for this agent, from the agent's state alone."""
+    streams = private_streams(1, case.problem.agents, insecure_seed=SEED)
+    everybody = torch.zeros(1, case.problem.agents, case.problem.dimension, dtype=torch.float64)
+    out = torch.zeros_like(everybody)
+
+    def gradient(state: Tensor, round: int) -> Tensor:
+        everybody[0, agent] = state
+        return case.problem.gradient(everybody, streams, round, out)[0, agent].clone()
+
+    return gradient
+
+
+def equality(folder: Path) -> None:
+    """Every case for 50 rounds, recorded; the test compares with the simulator."""
+    agent = dist.get_rank()
+    for name, case in cases.equality_cases().items():
+        point = nn.Parameter(torch.zeros(case.problem.dimension, dtype=torch.float64))
+        optimizer = insecure_optimizer(
+            [point], case.graph, case.algorithm, case.stepsize, record=True, timeout=60
+        )
+        gradient = own_gradient(case, agent)
+        for round in range(1, cases.ROUNDS + 1):
+            point.grad = gradient(point.detach(), round)
+            optimizer.step()
+        optimizer.save_recording(folder / f"{name}-{agent}")
+        write_tensors(folder / f"{name}-{agent}-final.safetensors", {"x": point.detach()})
+
+
+def wire(folder: Path) -> None:
+    """Keep the raw bytes of every posted message, as handed to torch.distributed."""
+    agent = dist.get_rank()
+    posted: list[tuple[str, int, bytes]] = []
+    plain = dist.batch_isend_irecv
+
+    def listening(operations: list[dist.P2POp]) -> list[dist.Work]:
+        for one in operations:
+            if one.op is dist.isend:
+                posted.append((name, one.peer, one.tensor.numpy().tobytes()))
+        return plain(operations)
+
+    dist.batch_isend_irecv = listening  # type: ignore[assignment]
+    for name, case in cases.wire_cases().items():
+        generator = torch.Generator().manual_seed(agent)
+        start = torch.randn(case.problem.dimension, generator=generator, dtype=torch.float64)
+        point = nn.Parameter(start)
+        optimizer = insecure_optimizer(
+            [point], case.graph, case.algorithm, case.stepsize, record=True, timeout=60
+        )
+        gradient = own_gradient(case, agent)
+        for round in range(1, 4):
+            point.grad = gradient(point.detach(), round)
+            optimizer.step()
+        optimizer.save_recording(folder / f"{name}-{agent}")
+    dist.batch_isend_irecv = plain  # type: ignore[assignment]
+    for number, (name, peer, content) in enumerate(posted):
+        (folder / f"{name}-{agent}-to-{peer}-{number:03d}.bin").write_bytes(content)
+
+
+def behaviour(folder: Path) -> None:
+    """What torch users expect of an optimizer; each agent writes what it saw."""
+    agent = dist.get_rank()
+    seen: dict[str, Any] = {}
+    graph, stepsize = ring(dist.get_world_size()), cases.CONSTANT
+
+    def build(seed: int = 0) -> nn.Sequential:
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+
+    inputs = torch.linspace(-1, 1, 12, dtype=torch.float64).view(4, 3) * (agent + 1)
+
+    def train(step: Callable[[nn.Sequential, sd.DecentralizedSGD], None]) -> list[float]:
+        model = build()
+        optimizer = insecure_optimizer(list(model.parameters()), graph, PDSGD(), stepsize)
+        for _ in range(3):
+            step(model, optimizer)
+        return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist()
+
+    def plain(model: nn.Sequential, optimizer: sd.DecentralizedSGD) -> None:
+        optimizer.zero_grad()
+        model(inputs).square().sum().backward()
+        optimizer.step()
+
+    def accumulated(model: nn.Sequential, optimizer: sd.DecentralizedSGD) -> None:
+        optimizer.zero_grad(set_to_none=False)
+        for half in (inputs[:2], inputs[2:]):
+            model(half).square().sum().backward()
+        optimizer.step()
+
+    def with_closure(model: nn.Sequential, optimizer: sd.DecentralizedSGD) -> None:
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = model(inputs).square().sum()
+            loss.backward()
+            return loss
+
+        seen["closure_loss"] = float(optimizer.step(closure))
+
+    seen["plain"] = train(plain)
+    seen["accumulated"] = train(accumulated)
+    seen["closure"] = train(with_closure)
+
+    model = build()
+    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters()}]
+    optimizer = insecure_optimizer(groups, graph, PDSGD(), stepsize)
+    for _ in range(3):
+        plain(model, optimizer)
+    seen["groups"] = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist()
+    seen["mean"] = sd.mean_model(optimizer).tolist()
+    seen["consensus"] = sd.consensus_error(optimizer)
+
+    saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    saved["model"] = {name: value.clone() for name, value in saved["model"].items()}
+    for _ in range(2):
+        plain(model, optimizer)
+    after = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist()
+    again = build(1)
+    other = insecure_optimizer(list(again.parameters()), graph, PDSGD(), stepsize)
+    again.load_state_dict(saved["model"])
+    refused(seen, "other_groups", lambda: other.load_state_dict(saved["optimizer"]))
+    one_group = {**saved["optimizer"], "param_groups": other.state_dict()["param_groups"]}
+    other.load_state_dict(one_group)
+    for _ in range(2):
+        plain(again, other)
+    seen["after"] = after
+    seen["reloaded"] = torch.cat([p.detach().reshape(-1) for p in again.parameters()]).tolist()
+
+    other.zero_grad()
+    seen["zero_grad"] = all(p.grad is None for p in again.parameters())
+    refused(
+        seen, "scheduler", lambda: torch.optim.lr_scheduler.StepLR(other, step_size=1)
+    )
+    refused(seen, "add_group", lambda: other.add_param_group({"params": [nn.Parameter(inputs)]}))
+    before = torch.cat([p.detach().reshape(-1) for p in again.parameters()])
+    again[0].weight.grad = torch.full_like(again[0].weight, float("nan"))
+    refused(seen, "nan", other.step)
+    seen["nan_unchanged"] = torch.equal(
+        before, torch.cat([p.detach().reshape(-1) for p in again.parameters()])
+    )
+    other.zero_grad()
+    other.step()
+    seen["no_gradient_mixes"] = bool(torch.isfinite(other.state_vector).all())
+    (folder / f"behaviour-{agent}.json").write_text(json.dumps(seen))
+
+
+def refused(seen: dict[str, Any], name: str, action: Callable[[], object]) -> None:
+    try:
+        action()
+    except SottovoceError as error:
+        seen[name] = f"{type(error).__name__}: {error}"
+    except ValueError as error:
+        seen[name] = f"ValueError: {error}"
+    else:
+        seen[name] = "accepted"
+
+
+def mismatch(folder: Path) -> None:
+    """Agent 1 differs from the others in one thing at a time."""
+    agent = dist.get_rank()
+    seen: dict[str, str] = {}
+    for name, (mine, theirs) in cases.mismatches().items():
+        size, dtype, graph, algorithm, stepsize = theirs if agent == 1 else mine
+        point = nn.Parameter(torch.zeros(size, dtype=dtype))
+        refused(
+            seen,
+            name,
+            lambda: sd.DecentralizedSGD([point], graph, algorithm, stepsize, timeout=30),  # noqa: B023
+        )
+    (folder / f"mismatch-{agent}.json").write_text(json.dumps(seen))
+
+
+def training(folder: Path, rounds: int, every: int, doomed: int, when: str, at: int) -> None:
+    """Train with checkpoints; agent `doomed` kills itself once, in phase `when` of round `at`."""
+    agent = dist.get_rank()
+    graph = ring(dist.get_world_size())
+    torch.manual_seed(0)
+    point = nn.Parameter(torch.zeros(cases.TRAINING_DIMENSION, dtype=torch.float64))
+    timeout = float(os.environ.get("TEST_TIMEOUT", "5"))
+    optimizer = insecure_optimizer(
+        [point], graph, PDSGD(), Stepsize(cases.HALF, Uniform()), timeout=timeout
+    )
+    resumed = optimizer.resume(folder)
+    marker = folder / "killed"
+    data = torch.Generator().manual_seed(agent)
+    target = torch.randn(cases.TRAINING_DIMENSION, generator=data, dtype=torch.float64)
+    print(f"agent {agent} starts after round {resumed.round if resumed else 0}", flush=True)
+
+    def die() -> None:
+        if agent == doomed and optimizer.round + 1 == at and not marker.exists():
+            marker.write_text(str(time.time()))
+            number = signal.SIGSTOP if "stop" in when else signal.SIGKILL
+            os.kill(os.getpid(), number)
+
+    if "during" in when:
+        arrivals = Exchange.arrivals
+
+        def half(self: Exchange, round: int) -> Any:
+            for place, j in enumerate(arrivals(self, round)):
+                if place == 0:
+                    die()
+                yield j
+
+        Exchange.arrivals = half  # type: ignore[method-assign]
+    while optimizer.round < rounds:
+        if "before" in when:
+            die()
+        noise = optimizer.samples(1, 1000).double() / 1000
+        point.grad = point.detach() - target + noise
+        before = point.detach().clone()
+        try:
+            optimizer.step()
+        except DistributedError as error:
+            assert torch.equal(before, point.detach()), "the failed round was half applied"
+            report = {
+                "error": type(error).__name__,
+                "agent": getattr(error, "agent", None),
+                "round": getattr(error, "round", None),
+                "text": str(error),
+                "time": time.time(),
+            }
+            (folder / f"lost-{agent}.json").write_text(json.dumps(report))
+            raise
+        if "after" in when and agent == doomed and optimizer.round == at and not marker.exists():
+            marker.write_text(str(time.time()))
+            os.kill(os.getpid(), signal.SIGKILL)
+        if optimizer.round % every == 0:
+            optimizer.save(folder, facts={"note": "test"})
+        if pause := float(os.environ.get("TEST_PAUSE", "0")):
+            time.sleep(pause)
+    write_tensors(folder / f"final-{agent}.safetensors", {"x": point.detach()})
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    scenario, folder, *rest = sys.argv[1:]
+    sd.connect(timeout=60)
+    if scenario == "training":
+        rounds, every, doomed, when, at = rest
+        training(Path(folder), int(rounds), int(every), int(doomed), when, int(at))
+    else:
+        {"equality": equality, "wire": wire, "behaviour": behaviour, "mismatch": mismatch}[
+            scenario
+        ](Path(folder))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
