@@ -65,7 +65,7 @@ def theorem_conditions(stepsize: Stepsize, agents: int = 1) -> list[Condition]:
             "deviation square summable",
             "Σ σ² < ∞",
             sigma_met,
-            _series(stepsize, lambda m, s: s**2, 2 * (p + spread_decay)) if sigma_met else None,
+            _deviation_sum(stepsize, 2 * (p + spread_decay)) if sigma_met else None,
             "the law is deterministic"
             if deterministic
             else f"σ decays like k^-{p + spread_decay:g} (exponent must be above 0.5)",
@@ -94,12 +94,6 @@ def violated_conditions(stepsize: Stepsize, agents: int = 1) -> list[str]:
 _TERMS = 100_000
 
 
-def _moments(stepsize: Stepsize, counts: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    rounds = [k * stepsize.schedule.block + 1 for k in range(counts)]
-    intervals = np.array([stepsize.interval(round) for round in rounds])
-    return intervals.mean(axis=1), (intervals[:, 1] - intervals[:, 0]) / math.sqrt(12)
-
-
 def _series(
     stepsize: Stepsize,
     term: Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]],
@@ -110,16 +104,28 @@ def _series(
     The tail falls like (k + k0)^-decay, and Σ_{k>n} of it is the integral from n + 1/2 up to a
     relative error of order n^-2.
     """
-    assert isinstance(stepsize.schedule, Power)
-    terms = term(*_moments(stepsize, _TERMS))
-    last = _TERMS + stepsize.schedule.offset
+    schedule = stepsize.schedule
+    assert isinstance(schedule, Power)
+    counts = np.arange(1.0, _TERMS + 1)
+    first = schedule.scale[0] if isinstance(schedule.scale, tuple) else schedule.scale
+    base = first / (counts + schedule.offset) ** schedule.exponent
+    low, high = stepsize.law.interval(counts)  # type: ignore[arg-type]
+    terms = term(base * (low + high) / 2, base * (high - low) / math.sqrt(12))
+    last = _TERMS + schedule.offset
     tail = terms[-1] * last * (1 + 0.5 / last) ** (1 - decay) / (decay - 1)
-    return float((terms.sum() + tail) * stepsize.schedule.block)
+    return float((terms.sum() + tail) * schedule.block)
+
+
+def _deviation_sum(stepsize: Stepsize, decay: float) -> float:
+    if stepsize.law.name == "deterministic":
+        return 0.0
+    return _series(stepsize, lambda m, s: s**2, decay)
 
 
 def _undecided(stepsize: Stepsize) -> list[Condition]:
-    mean, std = _moments(stepsize, _TERMS)
     block = stepsize.schedule.block
+    intervals = np.array([stepsize.interval(k * block + 1) for k in range(_TERMS)])
+    mean, std = intervals.mean(axis=1), (intervals[:, 1] - intervals[:, 0]) / math.sqrt(12)
     sums = {
         ("mean not summable", "Σ λ̄ = ∞"): mean.sum(),
         ("mean square summable", "Σ λ̄² < ∞"): (mean**2).sum(),

@@ -81,7 +81,7 @@ class BatchedGradient:
 
     def _default_chunk(self, device: torch.device) -> int:
         if device.type == "cpu":
-            return 32 if self.dimension <= 200_000 else 1
+            return 32 if self.dimension <= 200_000 else 4
         # A double backward pass holds a few dozen tensors of the size of the parameters.
         return max(1, min(256, 8 * 10**9 // (4 * 64 * self.dimension)))
 

@@ -64,7 +64,9 @@ def check(
             }
         )
     try:
-        rows += [vars(condition) for condition in theorem_conditions(parse_stepsize(stepsize), agents)]
+        rows += [
+            vars(condition) for condition in theorem_conditions(parse_stepsize(stepsize), agents)
+        ]
     except StepsizeError as error:
         rows.append(
             {

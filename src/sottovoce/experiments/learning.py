@@ -202,7 +202,7 @@ def noise(
     """Table I: accuracies of NoisyDSGD under growing noise, PDSGD's beside them."""
     training, graph = training or Training(), graph or ring(5)
     options = f"{training.command_options()} --runs {runs} --graph {graph.name}"
-    data, validation, held = training.portions(graph.agents)
+    data, validation, _ = training.portions(graph.agents)
     problem = training.problem(data, validation)
     algorithms: list[tuple[str, Algorithm, Law]] = [
         (f"NoisyDSGD, noise {level:g}", NoisyDSGD(level), Deterministic()) for level in levels
