@@ -1,0 +1,46 @@
+"""From messages to a gradient estimate: what each adversary can infer, attack by attack."""
+
+from sottovoce.attacks.base import Attack, Estimate, state_from_messages
+from sottovoce.attacks.elimination import Chain, Elimination
+from sottovoce.attacks.identities import Conventional, LeastSquares
+from sottovoce.attacks.references import Averaging, FirstRound, KnownState, OwnState
+from sottovoce.errors import AttackError
+
+ATTACKS: dict[str, Attack] = {
+    attack.name: attack
+    for attack in (
+        Conventional(),
+        LeastSquares(),
+        Elimination(),
+        Chain(),
+        FirstRound(),
+        OwnState(),
+        KnownState(),
+        Averaging(),
+    )
+}
+"""Every attack by its name."""
+
+
+def attack_named(name: str) -> Attack:
+    """The attack of this name."""
+    if name not in ATTACKS:
+        raise AttackError(f"the attack {name!r} is not known; accepted: {', '.join(ATTACKS)}")
+    return ATTACKS[name]
+
+
+__all__ = [
+    "ATTACKS",
+    "Attack",
+    "Averaging",
+    "Chain",
+    "Conventional",
+    "Elimination",
+    "Estimate",
+    "FirstRound",
+    "KnownState",
+    "LeastSquares",
+    "OwnState",
+    "attack_named",
+    "state_from_messages",
+]
