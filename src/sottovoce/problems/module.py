@@ -94,13 +94,21 @@ class ModuleProblem(Problem):
         return state
 
     def gradient(self, state: Tensor, streams: Streams, round: int, out: Tensor) -> Tensor:
-        chosen = streams.integers("data", round, self.batch, self._training.counts[:, None])
-        inputs, targets = self._training.rows(chosen)
+        inputs, targets = self.samples(streams, round)
         self.model.train()
         self._gradients(
             state.flatten(0, 1), inputs.flatten(0, 1), targets.flatten(0, 1), out.flatten(0, 1)
         )
         return out
+
+    def samples(self, streams: Streams, round: int) -> tuple[Tensor, Tensor]:
+        """The batches behind a round's gradients: inputs and targets (runs, agents, batch, ...)."""
+        chosen = streams.integers("data", round, self.batch, self._training.counts[:, None])
+        return self._training.rows(chosen)
+
+    def mean_input(self) -> Tensor:
+        """The mean of all agents' training inputs: the best guess of who has seen nothing."""
+        return self._training.inputs.mean(0)
 
     def measure(self, state: Tensor) -> dict[str, Tensor]:
         """Loss and accuracy of every agent's own model on its own samples; consensus error.
