@@ -21,7 +21,7 @@ class Quadratic(ConvexProblem):
     name: ClassVar[str] = "quadratic"
 
     def __init__(self, curvature: Tensor, target: Tensor, noise: float = 1.0) -> None:
-        if curvature.ndim != 3 or curvature.shape[:2] != target.shape:
+        if target.ndim != 2 or curvature.shape != (*target.shape, target.shape[1]):
             raise ProblemError(
                 f"curvature {tuple(curvature.shape)} and target {tuple(target.shape)} do not fit; "
                 "accepted: (agents, d, d) and (agents, d)"
@@ -30,6 +30,14 @@ class Quadratic(ConvexProblem):
         require_finite("the target", target)
         self.agents, self.dimension = target.shape
         require_sizes(agents=self.agents, dimension=self.dimension)
+        if not 0 <= noise < float("inf"):
+            raise ProblemError(f"noise is {noise}; it must be finite and not negative")
+        skewed = (curvature - curvature.mT).abs().amax((1, 2)) > 1e-12 * curvature.abs().max()
+        if skewed.any():
+            raise ProblemError(
+                f"the curvature of agent {int(skewed.nonzero()[0])} is not symmetric; "
+                "give (A + Aᵀ)/2, which has the same objective"
+            )
         self.noise = noise
         self._curvature, self._target = curvature.double(), target.double()
         self._mean_curvature = self._curvature.mean(0)
