@@ -1,0 +1,172 @@
+"""The paper's CNN experiment at a size for tests, and the README's example of an own model."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from sottovoce.errors import ProblemError
+from sottovoce.experiments import Study, Training, mnist, noise
+from sottovoce.experiments.learning import PAPER_TABLE
+
+ROOT = Path(__file__).parents[1]
+QUICK = Training(epochs=2, batch=16)
+
+
+@pytest.fixture(scope="module")
+def study() -> Study:
+    return mnist(QUICK, runs=2, insecure_seed=1)
+
+
+def test_two_epochs_of_the_shipped_subset_teach_every_agent(study):
+    accuracy = study.data["results"]["PDSGD"]["validation_accuracy"]
+    assert accuracy["mean"][0] < 0.2
+    assert accuracy["mean"][-1] > 0.75
+    assert len(accuracy["agents"][-1]) == 5
+    assert min(accuracy["agents"][-1]) > 0.7
+    for metric in ("training_loss", "validation_loss", "training_accuracy", "consensus"):
+        assert len(study.data["results"]["DSGD"][metric]["mean"]) == len(
+            study.data["results"]["DSGD"]["rounds"]
+        )
+
+
+def test_a_study_is_whole_in_its_json(study, tmp_path):
+    paths = study.write(tmp_path)
+    loaded = Study.load(tmp_path / "mnist.json")
+    assert loaded.to_json() == study.to_json() == json.loads((tmp_path / "mnist.json").read_text())
+    assert {path.suffix for path in paths} == {".json", ".png", ".svg", ".html"}
+    assert set(loaded.charts()) == {"mnist"}
+
+
+def test_every_agents_holding_is_shown(study):
+    held = study.tables[1]
+    assert held.title == "Training images of every agent, by label (equal)"
+    assert [sum(row[1:-1]) for row in held.rows] == [1000] * 5 == [row[-1] for row in held.rows]
+
+
+def test_counting_iterations_stops_learning_and_the_study_says_so():
+    slow = mnist(Training(epochs=2, batch=16, schedule="iteration"), runs=1, insecure_seed=1)
+    assert any("learning all but stops" in finding for finding in slow.findings)
+    counted = slow.data["results"]["PDSGD"]["validation_accuracy"]["mean"][-1]
+    epochs = mnist(QUICK, runs=1, insecure_seed=1).data["results"]["PDSGD"]
+    assert counted < epochs["validation_accuracy"]["mean"][-1] - 0.1
+
+
+def test_the_noise_table_stands_beside_the_papers():
+    table = noise(Training(epochs=1, batch=32), levels=(0.0, 1.0), runs=1, insecure_seed=1)
+    rows = {row[0]: row for row in table.tables[0].rows}
+    assert tuple(rows["NoisyDSGD, noise 1"][3:5]) == ("0.0995", "0.0993")
+    results = table.data["results"]
+    clean = results["NoisyDSGD, noise 0"]["validation_accuracy"]["mean"][-1]
+    drowned = results["NoisyDSGD, noise 1"]["validation_accuracy"]["mean"][-1]
+    assert clean > drowned + 0.2
+    assert PAPER_TABLE[1e-4] == (0.9823, 0.9871)
+
+
+def test_unknown_choices_are_refused_by_name():
+    with pytest.raises(ProblemError, match="model 'large' is not known; accepted: paper, small"):
+        Training(model="large")
+    with pytest.raises(ProblemError, match="epochs is 0"):
+        Training(epochs=0)
+
+
+def test_partitions_reach_the_agents():
+    data, _, held = Training(partition="shards:2").portions(5)
+    labels = [len(targets.unique()) for _, targets in data]
+    assert max(labels) <= 4
+    assert [row[-1] for row in held.rows] == [len(targets) for _, targets in data]
+
+
+@pytest.mark.integration
+def test_a_killed_run_continues_and_ends_with_the_same_numbers(tmp_path):
+    script = (
+        "import sottovoce.simulate as s; s._SECONDS_BETWEEN_CHECKPOINTS = 0.3\n"
+        "from sottovoce.cli import main; main()"
+    )
+    command = [
+        *(sys.executable, "-c", script, "reproduce", "mnist", "--epochs", "2", "--runs", "1"),
+        *("--batch-size", "16", "--insecure-seed", "5", "--json"),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def finish(out: Path) -> dict:
+        done = subprocess.run(
+            [*command, "--out", out], capture_output=True, env=environment, timeout=120
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        return json.loads(done.stdout)["data"]["results"]
+
+    undisturbed = finish(tmp_path / "whole")
+    disturbed = tmp_path / "killed"
+    process = subprocess.Popen(
+        [*command, "--out", disturbed],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    saved = disturbed / "checkpoint/pdsgd-uniform/runs-0-0.safetensors"
+    deadline = time.monotonic() + 60
+    while not saved.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert saved.exists()
+    assert not (disturbed / "mnist.json").exists()
+    assert finish(disturbed) == undisturbed
+
+
+def test_the_readmes_example_of_an_own_model_runs_and_is_short():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = re.search(r"<!-- own model -->\n```python\n(.*?)```", readme, re.DOTALL)
+    assert block, "the README marks its example with <!-- own model -->"
+    code = block[1]
+    lines = [line for line in code.splitlines() if line.strip() and not line.startswith("#")]
+    assert len(lines) < 15
+    scope: dict = {}
+    exec(compile(code, "README.md", "exec"), scope)
+    assert scope["result"].metric("training_accuracy")[-1].mean() > 0.9
+
+
+@pytest.mark.slow
+def test_the_small_model_reaches_nine_tenths_on_the_shipped_subset():
+    study = mnist(Training(), runs=3, insecure_seed=1)
+    assert study.data["results"]["PDSGD"]["validation_accuracy"]["mean"][-1] >= 0.90
+
+
+def test_memory_holds_three_tensors_of_states():
+    """States, successors and steps are the only tensors of (runs, agents, d) that a run creates."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from sottovoce import PDSGD, ring, simulate
+
+    class Largest(TorchDispatchMode):
+        """Counts tensors of at least `size` entries that come into being."""
+
+        def __init__(self, size: int) -> None:
+            super().__init__()
+            self.size, self.made = size, 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            given = torch.utils._pytree.tree_leaves((args, kwargs or {}))
+            held = {
+                tensor.untyped_storage().data_ptr() for tensor in given if torch.is_tensor(tensor)
+            }
+            out = function(*args, **(kwargs or {}))
+            for tensor in torch.utils._pytree.tree_leaves(out):
+                if torch.is_tensor(tensor) and tensor.numel() >= self.size:
+                    self.made += tensor.untyped_storage().data_ptr() not in held
+            return out
+
+    data, validation, _ = QUICK.portions(5)
+    problem = QUICK.problem(data, validation)
+    counter = Largest(3 * 5 * problem.dimension)
+    with counter:
+        simulate(problem, PDSGD(), ring(5), steps=3, runs=3, measure=[3], insecure_seed=1)
+    assert counter.made == 3
