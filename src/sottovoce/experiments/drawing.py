@@ -34,7 +34,7 @@ def _estimation(data: Data) -> "alt.ConcatChart":
         curves = study["curves"]
         rounds = curves["rounds"][1:]
         series = []
-        for name in ("PDSGD", "DSGD"):
+        for name in (key.removesuffix(".distance") for key in curves if ".distance" in key):
             band = {key: values[1:] for key, values in curves[f"{name}.distance"].items()}
             band["low"] = [max(0.0, value) for value in band["low"]]
             series.append(_band(name, rounds, band))

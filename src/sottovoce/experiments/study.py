@@ -74,7 +74,7 @@ class Study:
         return draw(self.name, self.data)
 
     def write(self, folder: str | Path) -> list[Path]:
-        """Write `<name>.json`, and each chart as PNG, SVG and interactive HTML; return the paths."""
+        """Write `<name>.json` and each chart as PNG, SVG and interactive HTML; return the paths."""
         from sottovoce.charts import save_chart
 
         folder = Path(folder)
