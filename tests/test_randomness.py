@@ -262,7 +262,7 @@ def test_another_process_agrees_only_where_there_is_a_seed() -> None:
 
 
 def test_what_is_held_stays_small_beside_long_rows() -> None:
-    assert hold_beside(row_bytes=800, streams=1000) == 256
+    assert hold_beside(row_bytes=800, streams=1000) == 133
     assert hold_beside(row_bytes=8 * 10**6, streams=5) == 4096
     assert hold_beside(row_bytes=16, streams=5000) == 4096
-    assert hold_beside(row_bytes=16, streams=10**6) == 256
+    assert hold_beside(row_bytes=16, streams=10**6) == 128

@@ -24,7 +24,7 @@ from sottovoce.errors import SottovoceError
 _CHUNK_BYTES = 4096
 """Rounds share a nonce as long as their numbers fit into this many bytes a stream."""
 
-_BLOCK_BYTES = 1 << 18
+_BLOCK_BYTES = 1 << 16
 """Large draws are made in blocks of about this many bytes, so that no second tensor is stored."""
 
 _CIPHER_BLOCK = 64
@@ -102,8 +102,8 @@ def hold_beside(row_bytes: int, streams: int) -> int:
 
     Short rows are cheap to store and their draws dear to make one by one, so they may hold more.
     """
-    wanted = row_bytes // 4 if row_bytes > 256 else (1 << 26) // streams
-    return max(256, min(wanted, _CHUNK_BYTES))
+    wanted = row_bytes // 6 if row_bytes > 256 else (1 << 26) // streams
+    return max(128, min(wanted, _CHUNK_BYTES))
 
 
 def warn_about_seed() -> None:

@@ -96,8 +96,8 @@ def fingerprint(*tensors: Tensor) -> str:
     """A short digest that tells one problem's data from another's."""
     digest = hashlib.sha256()
     for tensor in tensors:
-        plain = tensor.detach().cpu().contiguous()
-        digest.update(plain.flatten().view(torch.uint8).numpy().tobytes())
+        plain = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        digest.update(memoryview(plain))  # type: ignore[arg-type]
     return digest.hexdigest()[:16]
 
 

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 from sottovoce.errors import ProblemError
 from sottovoce.problems.base import (
@@ -113,9 +114,8 @@ class Estimation(ConvexProblem):
         targets, samples = self._targets.flatten(0, 1), (chosen + first).view(-1, self.batch)
         torch.bmm(state.transpose(0, 1), self._curvature, out=out.transpose(0, 1))
         gradients = out.view(-1, self.dimension)
-        row_bytes = self.batch * self.dimension * targets.element_size()
-        for rows in blocks(len(samples), row_bytes):
-            gradients[rows].sub_(targets[samples[rows]].mean(1))
+        for rows in blocks(len(samples), self.dimension * targets.element_size()):
+            gradients[rows].sub_(_mean_rows(targets, samples[rows]))
         return out
 
     def objective(self, points: Tensor) -> Tensor:
@@ -134,3 +134,10 @@ class Estimation(ConvexProblem):
             "batch": self.batch,
             "data": fingerprint(self._curvature, self._targets),
         }
+
+
+def _mean_rows(table: Tensor, index: Tensor) -> Tensor:
+    """Mean of the rows of `table` that each row of `index` names, without a copy of them all."""
+    if index.shape[1] == 1:
+        return table[index[:, 0]]
+    return embedding_bag(index, table, mode="mean")

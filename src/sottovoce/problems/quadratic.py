@@ -94,12 +94,12 @@ class Quadratic(ConvexProblem):
         return points @ self._mean_curvature - self._mean_target
 
     def describe(self) -> dict[str, Any]:
-        eigenvalues = torch.linalg.eigvalsh(self._curvature)
+        smallest = min(float(torch.linalg.eigvalsh(one)[0]) for one in self._curvature)
         return {
             "name": self.name,
             "agents": self.agents,
             "dimension": self.dimension,
             "noise": self.noise,
-            "smallest_curvature": float(eigenvalues.min()),
+            "smallest_curvature": smallest,
             "data": fingerprint(self._curvature, self._target),
         }

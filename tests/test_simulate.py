@@ -1,0 +1,313 @@
+"""The simulator: convergence, repeatability, checkpoints, refusals and memory."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sottovoce.algorithms import ALGORITHMS, DSGD, PDSGD, Algorithm, NoisyDSGD
+from sottovoce.errors import DivergedError, ResultError, SimulationError
+from sottovoce.graphs import complete, grid, random_regular, ring
+from sottovoce.problems import Estimation, Logistic, Quadratic
+from sottovoce.randomness import Streams, private_streams
+from sottovoce.results import Result
+from sottovoce.simulate import simulate
+from sottovoce.stepsizes import Deterministic, Power, PrivateDeviation, Stepsize, Uniform
+from sottovoce.transcript import Recording
+
+EVERY = [make() for make in ALGORITHMS.values()]
+
+
+def same(one: Result, other: Result) -> bool:
+    """Whether two results agree in every bit."""
+    return (
+        one.rounds == other.rounds
+        and torch.equal(one.final, other.final)
+        and one.metrics.keys() == other.metrics.keys()
+        and all(torch.equal(one.metrics[name], other.metrics[name]) for name in one.metrics)
+    )
+
+
+def short(algorithm: Algorithm | None = None, **options: Any) -> Result:
+    settings = {"steps": 20, "runs": 4, "insecure_seed": 1, **options}
+    problem = settings.pop("problem", None) or Estimation.random()
+    return simulate(problem, algorithm or PDSGD(), settings.pop("graph", ring(5)), **settings)
+
+
+@pytest.mark.parametrize("algorithm", EVERY, ids=str)
+def test_agents_reach_the_closed_form_optimum(algorithm: Algorithm) -> None:
+    problem = Estimation.random(noise=0.1, regularisation=0.5)
+    start = float(problem.optimum.norm())
+    result = simulate(problem, algorithm, ring(5), steps=3000, runs=10, insecure_seed=2)
+    assert float(result.band("distance").mean[0]) == pytest.approx(start)
+    assert float(result.band("distance").mean[-1]) < 0.01 * start
+    assert float(result.band("consensus").mean[-1]) < 0.002 * start
+
+
+def test_indefinite_objectives_of_single_agents_do_no_harm() -> None:
+    problem = Quadratic.random(5, 3, eigenvalues=(1.0, 2.0), indefiniteness=3.0, noise=0.1)
+    result = simulate(problem, PDSGD(), ring(5), steps=3000, runs=10, insecure_seed=2)
+    curve = result.band("distance").mean
+    assert float(curve[-1]) < 0.05 * float(problem.optimum.norm())
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("algorithm", EVERY, ids=str)
+def test_one_agent_is_centralised_sgd(algorithm: Algorithm, exact: bool) -> None:
+    """x <- x - λ g(x), written out by hand with the same private numbers."""
+    problem = Estimation.random(1, n=20)
+    stepsize = Stepsize(Power(0.5), Uniform())
+    result = simulate(
+        problem,
+        algorithm,
+        complete(1),
+        steps=50,
+        stepsize=stepsize,
+        exact=exact,
+        insecure_seed=6,
+    )
+    streams = private_streams(1, 1, insecure_seed=6)
+    x = torch.zeros(1, 1, 2, dtype=torch.float64)
+    for k in range(1, 51):
+        gradient = problem.gradient(x, streams, k, torch.empty_like(x))
+        if isinstance(algorithm, NoisyDSGD):
+            gradient = gradient + algorithm.noise * streams.normal("noise", k, 2)
+        x = x - (1.0 / k) * streams.uniform("stepsize", k, 2) * gradient
+    assert torch.allclose(result.final, x, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("algorithm", EVERY, ids=str)
+def test_a_seed_repeats_and_its_absence_does_not(algorithm: Algorithm) -> None:
+    assert same(short(algorithm), short(algorithm))
+    assert not torch.equal(short(algorithm).final, short(algorithm, insecure_seed=2).final)
+    free = [short(algorithm, insecure_seed=None).final for _ in range(2)]
+    assert not torch.equal(free[0], free[1])
+
+
+def test_global_seeds_do_not_reach_a_simulation() -> None:
+    torch.manual_seed(0)
+    first = short(insecure_seed=None).final
+    torch.manual_seed(0)
+    assert not torch.equal(first, short(insecure_seed=None).final)
+
+
+def test_runs_are_independent_and_do_not_know_how_many_they_are() -> None:
+    many, few = short(runs=7), short(runs=2)
+    assert torch.allclose(many.final[:2], few.final, rtol=0, atol=1e-13)
+    assert len(many.final[:, 0, 0].unique()) == 7
+
+
+class InPieces(Estimation):
+    """An estimation problem of which only three runs fit into memory."""
+
+    def runs_at_once(self) -> int:
+        return 3
+
+
+def test_runs_in_pieces_give_the_numbers_of_all_at_once() -> None:
+    whole = short(runs=7, record=Recording([2, 5], [0, 3, 6]))
+    pieces = short(runs=7, problem=InPieces.random(), record=Recording([2, 5], [0, 3, 6]))
+    assert pieces.final.shape == whole.final.shape
+    assert torch.allclose(pieces.final, whole.final, rtol=0, atol=1e-13)
+    for name, values in whole.metrics.items():
+        assert torch.allclose(pieces.metrics[name], values, rtol=0, atol=1e-12)
+    assert pieces.transcript is not None
+    assert whole.transcript is not None
+    assert pieces.transcript.runs == whole.transcript.runs == [0, 3, 6]
+    apart = pieces.transcript.messages - whole.transcript.messages
+    assert float(apart.abs().max()) < 1e-13
+
+
+@pytest.mark.parametrize("algorithm", EVERY, ids=str)
+def test_message_by_message_equals_the_fused_update(algorithm: Algorithm) -> None:
+    fused, exact = (
+        short(algorithm, exact=exact, graph=grid(2, 3), problem=Quadratic.random(6, 4), steps=60)
+        for exact in (False, True)
+    )
+    assert torch.allclose(fused.final, exact.final, rtol=0, atol=1e-12)
+
+
+def test_large_sparse_graphs_equal_message_by_message() -> None:
+    problem, graph = Quadratic.random(100, 3), random_regular(4, 100)
+    fused, exact = (short(graph=graph, problem=problem, exact=exact) for exact in (False, True))
+    assert torch.allclose(fused.final, exact.final, rtol=0, atol=1e-12)
+
+
+def test_the_average_moves_by_the_mean_step() -> None:
+    transcript = short(record=Recording(range(1, 21))).transcript
+    assert transcript is not None
+    states, steps = transcript.truth.states, transcript.truth.steps
+    moved = states[:-1].mean(2) - steps[:-1].mean(2)
+    assert torch.allclose(states[1:].mean(2), moved, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_type_of_the_problem_is_kept(dtype: torch.dtype) -> None:
+    result = short(problem=Logistic.random(5, 4, dtype=dtype))
+    assert result.final.dtype == dtype
+
+
+def test_measurements_are_taken_where_asked() -> None:
+    result = short(measure=[0, 7, 20])
+    assert result.rounds == [0, 7, 20]
+    seventh = short(steps=7)
+    assert torch.equal(result.metric("distance")[1], seventh.metric("distance")[-1])
+    assert all(values.shape == (3, 4) for values in result.metrics.values())
+
+
+def test_measured_rounds_are_spread_over_the_decades() -> None:
+    rounds = short(steps=2000, runs=1).rounds
+    assert rounds[:4] == [0, 1, 2, 3]
+    assert rounds[-1] == 2000
+    assert 70 <= len(rounds) <= 101
+
+
+def test_facts_say_what_was_simulated() -> None:
+    facts = short().facts
+    assert facts["algorithm"] == {"name": "pdsgd", "mixing": "uniform"}
+    assert facts["stepsize"]["law"] == "experiment"
+    assert facts["graph"]["name"] == "ring:5"
+    assert (facts["steps"], facts["runs"], facts["insecure_seed"]) == (20, 4, 1)
+
+
+class Explosive(Quadratic):
+    """Turns the gradient of one agent of one run to infinity in one round."""
+
+    bad = (17, 1, 2)
+
+    def gradient(self, state: Tensor, streams: Streams, round: int, out: Tensor) -> Tensor:
+        found = super().gradient(state, streams, round, out)
+        if round == self.bad[0] and self.bad[1] in streams.runs:
+            found[self.bad[1] - streams.runs.start, self.bad[2]] = math.inf
+        return found
+
+
+@pytest.mark.parametrize("pieces", [None, 1])
+def test_divergence_names_round_run_and_agent(
+    pieces: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Explosive, "runs_at_once", lambda self: pieces)
+    with pytest.raises(
+        DivergedError,
+        match=r"agent 2 became non-finite in round 17 of run 1; .* \(it was deterministic:1/k",
+    ):
+        short(DSGD(), problem=Explosive.random(5), steps=200, measure=[200])
+
+
+def test_too_large_a_stepsize_diverges_with_a_message() -> None:
+    stepsize = Stepsize(Power(100.0, 0.0), Deterministic())
+    with pytest.raises(DivergedError, match="a smaller stepsize is the usual cure"):
+        short(stepsize=stepsize, steps=2000, measure=[2000])
+
+
+class Interrupted(Estimation):
+    """Presses Ctrl-C in one round of one piece, once."""
+
+    at: int | None = 13
+    first_run = 0
+
+    def gradient(self, state: Tensor, streams: Streams, round: int, out: Tensor) -> Tensor:
+        if round == self.at and streams.runs.start == self.first_run:
+            type(self).at = None
+            raise KeyboardInterrupt
+        return super().gradient(state, streams, round, out)
+
+
+@pytest.mark.parametrize("at", [1, 13, 20])
+@pytest.mark.parametrize(("pieces", "first_run"), [(None, 0), (3, 0), (3, 3)])
+def test_an_interrupted_run_goes_on_to_the_same_bits(
+    at: int, pieces: int | None, first_run: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Interrupted, "at", at)
+    monkeypatch.setattr(Interrupted, "first_run", first_run)
+    monkeypatch.setattr(Interrupted, "runs_at_once", lambda self: pieces)
+    monkeypatch.setattr(Interrupted, "name", "estimation")
+    options: dict[str, Any] = {"problem": Interrupted.random(), "checkpoint": tmp_path / "at"}
+    with pytest.raises(KeyboardInterrupt):
+        short(**options)
+    resumed = short(**options)
+    undisturbed = short(problem=Interrupted.random())
+    assert same(resumed, undisturbed)
+    # A finished checkpoint is not computed again: gradients would be interrupted now.
+    monkeypatch.setattr(Interrupted, "at", 1)
+    assert same(short(**options), undisturbed)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"steps": 21},
+        {"insecure_seed": 2},
+        {"measure": [20]},
+        {"stepsize": Stepsize(Power(0.5))},
+        {"graph": complete(5)},
+        {"problem": Estimation.random(seed=1)},
+        {"algorithm": DSGD()},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_checkpoint_of_other_settings_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    short(checkpoint=tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ResultError, match="belongs to a simulation with other settings"):
+        short(checkpoint=tmp_path, **change)
+    assert all(path.read_bytes() == content for path, content in before.items())
+
+
+def test_a_corrupt_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
+    short(checkpoint=tmp_path)
+    (path,) = tmp_path.glob("*.safetensors")
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ResultError, match=path.name):
+        short(checkpoint=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "steps is 0 and runs is 4; both must be at least 1"),
+        ({"runs": 0}, "runs is 0"),
+        ({"graph": ring(4)}, "problem has 5 agents, but ring:4 has 4"),
+        ({"measure": []}, "cannot measure"),
+        ({"measure": [21]}, "rounds go from 0 to 20"),
+        ({"measure": [-1, 3]}, "rounds go from 0 to 20"),
+        ({"record": Recording([21])}, "cannot record round 21"),
+        ({"record": Recording([1], [4])}, "runs 0 to 3"),
+    ],
+)
+def test_impossible_simulations_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SimulationError, match=message):
+        short(**options)
+
+
+def test_agents_with_scales_of_their_own_and_deviations_simulate() -> None:
+    stepsize = Stepsize(Power((0.5, 0.6, 0.5, 0.4, 0.5)), deviation=PrivateDeviation(5, 0.5))
+    assert torch.isfinite(short(stepsize=stepsize).final).all()
+
+
+def peak_bytes(work: Any) -> int:
+    """The most memory that torch's allocator held at once for what `work` does."""
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        work()
+    events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    held = peak = 0
+    for _, change in changes:
+        held += change
+        peak = max(peak, held)
+    return peak
+
+
+@pytest.mark.parametrize("algorithm", EVERY, ids=str)
+def test_memory_stays_under_four_tensors(algorithm: Algorithm) -> None:
+    problem = Logistic.random(16, 8000, n=3, batch=4)
+    tensor = 2 * 16 * 8000 * 8
+    peak = peak_bytes(
+        lambda: short(algorithm, problem=problem, graph=ring(16), runs=2, steps=3, measure=[0, 3])
+    )
+    assert 3 * tensor <= peak < 4 * tensor
