@@ -1,0 +1,135 @@
+"""Transcripts: the messages of eq. (proposed_algorithm), their sums, and nobody's own message."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from sottovoce.algorithms import ALGORITHMS, PDSGD, Algorithm, ScalarShares
+from sottovoce.errors import ResultError, SimulationError
+from sottovoce.graphs import grid
+from sottovoce.problems import Quadratic
+from sottovoce.randomness import private_streams
+from sottovoce.simulate import simulate
+from sottovoce.stepsizes import Stepsize, Uniform
+from sottovoce.transcript import Recording, Transcript
+
+EVERY = [make() for make in ALGORITHMS.values()]
+GRAPH = grid(2, 3)
+RUNS, ROUNDS = [0, 2], [1, 2, 3, 7, 8]
+
+
+def recorded(algorithm: Algorithm, **options: object) -> Transcript:
+    result = simulate(
+        Quadratic.random(6, 4),
+        algorithm,
+        GRAPH,
+        steps=8,
+        runs=3,
+        stepsize=Stepsize(law=Uniform()),
+        record=Recording(ROUNDS, RUNS),
+        insecure_seed=3,
+        **options,  # type: ignore[arg-type]
+    )
+    assert result.transcript is not None
+    return result.transcript
+
+
+@pytest.mark.parametrize("algorithm", EVERY, ids=str)
+def test_every_link_carries_its_message_and_nobodys_own_is_there(algorithm: Algorithm) -> None:
+    transcript = recorded(algorithm)
+    pairs = list(zip(transcript.sender.tolist(), transcript.receiver.tolist(), strict=True))
+    both_ways = GRAPH.links + [(j, i) for i, j in GRAPH.links]
+    assert sorted(pairs) == sorted(both_ways)
+    assert transcript.messages.shape == (5, 2, len(pairs), 4)
+    assert (transcript.rounds, transcript.runs) == (ROUNDS, RUNS)
+
+
+@pytest.mark.parametrize("algorithm", EVERY, ids=str)
+def test_messages_are_weighted_states_less_shares(algorithm: Algorithm) -> None:
+    """v_ij = w_ij x_j - b_ij s_j, with b drawn again from the seed."""
+    assert isinstance(algorithm, ScalarShares)
+    transcript = recorded(algorithm)
+    routes = GRAPH.routes()
+    W = torch.from_numpy(GRAPH.mixing.toarray())
+    i, j = transcript.receiver, transcript.sender
+    streams = private_streams(3, 6, insecure_seed=3)
+    for row, round in enumerate(ROUNDS):
+        B = torch.zeros(3, 6, 6, dtype=torch.float64)
+        B[:, routes.receiver, routes.sender] = algorithm.coefficients(routes, streams, round)
+        x, s = transcript.truth.states[row], transcript.truth.steps[row]
+        expected = W[i, j, None] * x[:, j] - B[RUNS][:, i, j, None] * s[:, j]
+        assert torch.allclose(transcript.messages[row], expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("algorithm", EVERY, ids=str)
+def test_messages_and_what_stays_make_the_next_state(algorithm: Algorithm, exact: bool) -> None:
+    assert isinstance(algorithm, ScalarShares)
+    transcript = recorded(algorithm, exact=exact)
+    routes = GRAPH.routes()
+    own = torch.from_numpy(GRAPH.mixing.diagonal())
+    streams = private_streams(3, 6, insecure_seed=3)
+    for row in (0, 1, 3):
+        b = algorithm.coefficients(routes, streams, ROUNDS[row])[RUNS][:, routes.own]
+        x, s = transcript.truth.states[row], transcript.truth.steps[row]
+        kept = own[:, None] * x - b[..., None] * s
+        after = kept.index_add(1, transcript.receiver, transcript.messages[row])
+        assert torch.allclose(after, transcript.truth.states[row + 1], rtol=0, atol=1e-12)
+
+
+def test_steps_are_stepsizes_times_gradients() -> None:
+    transcript = recorded(PDSGD())
+    streams = private_streams(3, 6, insecure_seed=3)
+    for row, round in enumerate(ROUNDS):
+        stepsize = 2 / round * streams.uniform("stepsize", round, 4)[RUNS]
+        expected = stepsize * transcript.truth.gradients[row]
+        assert torch.allclose(transcript.truth.steps[row], expected, rtol=1e-12, atol=0)
+
+
+def test_recording_does_not_change_the_run() -> None:
+    def final(record: Recording | None) -> torch.Tensor:
+        return simulate(
+            Quadratic.random(6, 4), PDSGD(), GRAPH, steps=8, record=record, insecure_seed=3
+        ).final
+
+    assert torch.allclose(final(None), final(Recording([1, 5])), rtol=0, atol=1e-13)
+
+
+def test_the_common_start_is_public() -> None:
+    start = recorded(PDSGD()).start
+    assert start is not None
+    assert torch.equal(start, torch.zeros(2, 4, dtype=torch.float64))
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    transcript = recorded(PDSGD())
+    transcript.save(tmp_path / "t")
+    loaded = Transcript.load(tmp_path / "t")
+    for name in ("messages", "sender", "receiver", "start"):
+        assert torch.equal(getattr(loaded, name), getattr(transcript, name))
+    for name in ("states", "gradients", "steps"):
+        assert torch.equal(getattr(loaded.truth, name), getattr(transcript.truth, name))
+    assert (loaded.rounds, loaded.runs) == (ROUNDS, RUNS)
+    assert (loaded.algorithm, loaded.stepsize) == ("pdsgd:uniform", "uniform:1/k:coordinate")
+    assert (loaded.graph.mixing != transcript.graph.mixing).nnz == 0
+    assert (loaded.graph.name, loaded.graph.weights) == ("grid:2x3", "metropolis")
+
+
+def test_a_transcript_without_its_truth_is_refused_by_name(tmp_path: Path) -> None:
+    from sottovoce.storage import load_pair, save_pair
+
+    recorded(PDSGD()).save(tmp_path / "t")
+    tensors, facts = load_pair(tmp_path / "t", "transcript")
+    del tensors["truth.steps"]
+    save_pair(tmp_path / "t", tensors, facts)
+    with pytest.raises(ResultError, match=r"not a whole transcript: 'truth\.steps' is missing"):
+        Transcript.load(tmp_path / "t")
+
+
+@pytest.mark.parametrize(
+    ("rounds", "runs"), [([], [0]), ([0, 1], [0]), ([1], []), ([1], [-1]), ([-3], [0])]
+)
+def test_impossible_recordings_are_refused(rounds: list[int], runs: list[int]) -> None:
+    with pytest.raises(SimulationError, match="rounds count from 1, runs from 0"):
+        Recording(rounds, runs)
