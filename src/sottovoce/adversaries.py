@@ -127,7 +127,9 @@ class Adversary(ABC):
             transcript.start,
             {
                 agent: Inside(
-                    truth.states[:, :, agent], truth.gradients[:, :, agent], truth.steps[:, :, agent]
+                    truth.states[:, :, agent],
+                    truth.gradients[:, :, agent],
+                    truth.steps[:, :, agent],
                 )
                 for agent in sorted(inside)
             },

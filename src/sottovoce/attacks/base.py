@@ -76,8 +76,8 @@ class Attack(ABC):
     def _require_shares(self, view: View) -> None:
         if keeps_whole_step(view):
             raise AttackError(
-                f"{self.name} needs shares of the step in the messages; {view.algorithm} sends none "
-                "(`conventional` reads its states)"
+                f"{self.name} needs shares of the step in the messages; {view.algorithm} sends "
+                "none (`conventional` reads its states)"
             )
 
 

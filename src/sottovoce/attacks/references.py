@@ -83,8 +83,8 @@ class OwnState(Attack):
         links = [link for link in view.links_from(target) if receivers[link] in view.inside]
         if not links:
             raise AttackError(
-                f"own-state needs a curious neighbour of agent {target}; the adversary's agents are "
-                f"{sorted(view.inside) or 'none'}"
+                f"own-state needs a curious neighbour of agent {target}; the adversary's agents "
+                f"are {sorted(view.inside) or 'none'}"
             )
         self._require_shares(view)
         at = view.position(round, self.name)
@@ -128,7 +128,7 @@ class Averaging(Attack):
 def _subtract(
     attack: Attack, view: View, target: int, round: int, links: list[int], state: Tensor
 ) -> Estimate:
-    """Subtract messages from w_ij x: `state` is (runs, d), or (links, runs, d) one for each link."""
+    """Subtract messages from w_ij x; state: (runs, d), or (links, runs, d), one for each link."""
     at = view.position(round, attack.name)
     weights = view.weights(links)[:, None, None]
     messages = view.messages[at][:, links].transpose(0, 1).double()
