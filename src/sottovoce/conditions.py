@@ -23,7 +23,7 @@ class Condition:
 
 
 def theorem_conditions(stepsize: Stepsize, agents: int = 1) -> list[Condition]:
-    """Decide the stepsize conditions of the paper's Theorem 1 (eqs. non_summable, heterogeneity).
+    """Decide the stepsize conditions of the paper's convergence theorems, one by one.
 
     For c/(k+k0)^p the answer is exact: Σ mean diverges iff p <= 1, Σ mean² converges iff p > 1/2,
     Σ σ² by the decay of the law's spread, and Σ |λ̄_i - λ̄_j| converges iff all scales agree or

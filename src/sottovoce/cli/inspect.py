@@ -96,7 +96,7 @@ def check(
         headings = ("assumption", "statement", "verdict", "number", "why")
         print_table(Table(f"{graph}, {stepsize}", headings, cells))
         answers.print(
-            "Every condition of Theorem 1 on graph and stepsize holds."
+            "Every condition of the convergence theorems on graph and stepsize holds."
             if facts["all_met"]
             else "The theorems do not cover this setting."
         )

@@ -159,7 +159,7 @@ def _overall(comparisons: dict[float, dict[str, Any]]) -> str:
 
 
 def _ablation_sentence(found: dict[float, dict[str, Result]]) -> str:
-    """What equal shares without randomness do; the cause is named only where the numbers show it."""
+    """What equal shares without randomness do; a cause is named only where the numbers show it."""
     parts, explained = [], []
     for scale, results in found.items():
         curves = {name: result.metric("distance").mean(1)[1:] for name, result in results.items()}
