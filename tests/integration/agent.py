@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import cases
+import launching
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -129,7 +130,7 @@ def behaviour(folder: Path) -> None:
             loss.backward()
             return loss
 
-        seen["closure_loss"] = float(optimizer.step(closure))
+        seen["closure_loss"] = optimizer.step(closure).item()
 
     seen["plain"] = train(plain)
     seen["accumulated"] = train(accumulated)
@@ -204,78 +205,128 @@ def mismatch(folder: Path) -> None:
     (folder / f"mismatch-{agent}.json").write_text(json.dumps(seen))
 
 
-def training(folder: Path, rounds: int, every: int, doomed: int, when: str, at: int) -> None:
-    """Train with checkpoints; agent `doomed` kills itself once, in phase `when` of round `at`."""
+def training(folder: Path, rounds: int, every: int, doomed: int, kills: str) -> None:
+    """Train with checkpoints; agent `doomed` ends itself once for each of `kills`.
+
+    kills: `phase@round` joined by commas, a phase being before, during, after, or stop (which only
+    falls silent).
+    """
     agent = dist.get_rank()
-    graph = ring(dist.get_world_size())
-    torch.manual_seed(0)
     point = nn.Parameter(torch.zeros(cases.TRAINING_DIMENSION, dtype=torch.float64))
-    timeout = float(os.environ.get("TEST_TIMEOUT", "5"))
+    timeout = float(os.environ.get("TEST_TIMEOUT", "20"))
     optimizer = insecure_optimizer(
-        [point], graph, PDSGD(), Stepsize(cases.HALF, Uniform()), timeout=timeout
+        [point], ring(dist.get_world_size()), PDSGD(), Stepsize(cases.HALF, Uniform()),
+        timeout=timeout,
     )
     resumed = optimizer.resume(folder)
-    marker = folder / "killed"
+    print(f"agent {agent} starts after round {resumed.round if resumed else 0}", flush=True)
     data = torch.Generator().manual_seed(agent)
     target = torch.randn(cases.TRAINING_DIMENSION, generator=data, dtype=torch.float64)
-    print(f"agent {agent} starts after round {resumed.round if resumed else 0}", flush=True)
 
-    def die() -> None:
-        if agent == doomed and optimizer.round + 1 == at and not marker.exists():
+    def die(phase: str, round: int) -> None:
+        marker = folder / f"killed-{phase}@{round}"
+        if agent == doomed and f"{phase}@{round}" in kills.split(",") and not marker.exists():
             marker.write_text(str(time.time()))
-            number = signal.SIGSTOP if "stop" in when else signal.SIGKILL
-            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signal.SIGSTOP if phase == "stop" else signal.SIGKILL)
 
-    if "during" in when:
-        arrivals = Exchange.arrivals
+    arrivals = Exchange.arrivals
 
-        def half(self: Exchange, round: int) -> Any:
-            for place, j in enumerate(arrivals(self, round)):
-                if place == 0:
-                    die()
-                yield j
+    def interrupted(self: Exchange, round: int) -> Any:
+        for place, j in enumerate(arrivals(self, round)):
+            if place == 0:
+                die("during", round)
+            yield j
 
-        Exchange.arrivals = half  # type: ignore[method-assign]
+    Exchange.arrivals = interrupted  # type: ignore[method-assign]
     while optimizer.round < rounds:
-        if "before" in when:
-            die()
+        round = optimizer.round + 1
+        die("before", round)
+        die("stop", round)
         noise = optimizer.samples(1, 1000).double() / 1000
         point.grad = point.detach() - target + noise
         before = point.detach().clone()
         try:
             optimizer.step()
         except DistributedError as error:
-            assert torch.equal(before, point.detach()), "the failed round was half applied"
             report = {
                 "error": type(error).__name__,
                 "agent": getattr(error, "agent", None),
                 "round": getattr(error, "round", None),
                 "text": str(error),
                 "time": time.time(),
+                "unchanged": torch.equal(before, point.detach()) and optimizer.round == round - 1,
             }
             (folder / f"lost-{agent}.json").write_text(json.dumps(report))
             raise
-        if "after" in when and agent == doomed and optimizer.round == at and not marker.exists():
-            marker.write_text(str(time.time()))
-            os.kill(os.getpid(), signal.SIGKILL)
-        if optimizer.round % every == 0:
+        die("after", round)
+        if round % every == 0:
             optimizer.save(folder, facts={"note": "test"})
         if pause := float(os.environ.get("TEST_PAUSE", "0")):
             time.sleep(pause)
     write_tensors(folder / f"final-{agent}.safetensors", {"x": point.detach()})
 
 
+def alone(
+    folder: Path, agents: int, doomed: int, rounds: int, every: int, kills: list[str]
+) -> None:
+    """For each kill, fork agents that nobody watches over; write how and when each one ended.
+
+    torchrun ends the survivors itself, so what they do by themselves shows only without it.
+    """
+    started: dict[int, tuple[str, int]] = {}
+    for kill in kills:
+        own = folder / kill
+        own.mkdir(exist_ok=True)
+        port = launching.free_port()
+        for agent in range(agents):
+            if child := os.fork():
+                started[child] = (kill, agent)
+                continue
+            settings = {"RANK": agent, "WORLD_SIZE": agents, "MASTER_PORT": port}
+            os.environ.update({name: str(value) for name, value in settings.items()})
+            os.environ["MASTER_ADDR"] = "127.0.0.1"
+            code = 1
+            try:
+                sd.connect(timeout=60)
+                training(own, rounds, every, doomed, kill)
+                code = 0
+            finally:
+                os._exit(code)
+    ended: dict[str, dict[int, tuple[float, int]]] = {kill: {} for kill in kills}
+    deadline = time.monotonic() + 60
+    while started and time.monotonic() < deadline:
+        child, status = os.waitpid(-1, os.WNOHANG)
+        if child:
+            kill, agent = started.pop(child)
+            ended[kill][agent] = (time.time(), os.waitstatus_to_exitcode(status))
+        elif all((kill, agent) == (kill, doomed) for kill, agent in started.values()):
+            break
+        else:
+            time.sleep(0.02)
+    for child in started:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    (folder / "ended.json").write_text(json.dumps(ended))
+
+
+SCENARIOS = {"equality": equality, "wire": wire, "behaviour": behaviour, "mismatch": mismatch}
+
+
 def main() -> None:
     torch.set_num_threads(1)
-    scenario, folder, *rest = sys.argv[1:]
+    scenario, place, *rest = sys.argv[1:]
+    folder = Path(place)
+    if scenario == "alone":
+        agents, doomed, rounds, every, *kills = rest
+        alone(folder, int(agents), int(doomed), int(rounds), int(every), kills)
+        return
     sd.connect(timeout=60)
     if scenario == "training":
-        rounds, every, doomed, when, at = rest
-        training(Path(folder), int(rounds), int(every), int(doomed), when, int(at))
+        rounds, every, doomed, kills = rest
+        training(folder, int(rounds), int(every), int(doomed), kills)
     else:
-        {"equality": equality, "wire": wire, "behaviour": behaviour, "mismatch": mismatch}[
-            scenario
-        ](Path(folder))
+        for name in scenario.split(","):
+            SCENARIOS[name](folder)
     dist.barrier()
     dist.destroy_process_group()
 

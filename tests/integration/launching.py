@@ -1,11 +1,9 @@
-"""Start real agents: under torchrun, or one by one where torchrun would end the survivors itself."""
+"""Start real agents: under torchrun, or without it where it would end the survivors itself."""
 
 import os
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -44,34 +42,23 @@ def torchrun(
     )
 
 
-def start_alone(
-    agents: int, arguments: Sequence[object], log: Path, environments: Mapping[int, dict[str, str]]
-) -> list[subprocess.Popen[bytes]]:
-    """Start every agent as torchrun would, but with nobody watching over them."""
-    shared = {
-        "WORLD_SIZE": str(agents),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-    }
-    processes = []
-    for agent in range(agents):
-        env = environment(RANK=str(agent), LOCAL_RANK=str(agent), **shared)
-        env.update(environments.get(agent, {}))
-        with (log / f"agent-{agent}.log").open("wb") as file:
-            command = [sys.executable, str(AGENT), *map(str, arguments)]
-            processes.append(subprocess.Popen(command, env=env, stdout=file, stderr=file))
-    return processes
+def alone(folder: Path, agents: int, doomed: int, kills: list[str], timeout: float) -> None:
+    """Run agents without torchrun, one group for each kill; see `agent.alone`."""
+    _forked(folder, [agents, doomed, 12, 100, *kills], timeout)
 
 
-def wait_all(processes: Sequence[subprocess.Popen[bytes]], limit: float) -> list[int | None]:
-    """Return codes within `limit` seconds; None, and an end by force, for who is still there."""
-    deadline = time.monotonic() + limit
-    codes: list[int | None] = []
-    for process in processes:
-        try:
-            codes.append(process.wait(max(0.0, deadline - time.monotonic())))
-        except subprocess.TimeoutExpired:
-            codes.append(None)
-            process.kill()
-            process.wait()
-    return codes
+def calm(folder: Path, agents: int, rounds: int, every: int) -> None:
+    """Run one undisturbed training whose results lie in `folder`."""
+    _forked(folder.parent, [agents, -1, rounds, every, folder.name], 20)
+
+
+def _forked(folder: Path, arguments: list[object], timeout: float) -> None:
+    done = subprocess.run(
+        [sys.executable, str(AGENT), "alone", str(folder), *map(str, arguments)],
+        env=environment(TEST_TIMEOUT=str(timeout)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -34,7 +34,7 @@ def shared_facts(
     return {
         "version": __version__,
         "message format": FORMAT,
-        "agents": graph.agents,
+        "number of agents": graph.agents,
         "graph": f"{graph.name} with W {graph_digest(graph)}",
         "dimension": sum(_size(shape) for shape in shapes),
         "dtype": str(dtype).removeprefix("torch."),
@@ -60,11 +60,11 @@ def agree(facts: dict[str, Any], device: torch.device, timeout: float) -> None:
                     f"the agents disagree on the {name}: agent 0 has {expected!r}, agent {agent} "
                     f"has {other.get(name)!r}; start all with the same"
                 )
-    world = dist.get_world_size()
-    if world != facts["agents"]:
+    world, wanted = dist.get_world_size(), facts["number of agents"]
+    if world != wanted:
         raise DistributedError(
-            f"the graph has {facts['agents']} agents, but {world} processes were started; start "
-            f"{facts['agents']} (torchrun --nproc-per-node times --nnodes)"
+            f"the graph has {wanted} agents, but {world} processes were started; start {wanted} "
+            "(torchrun: --nnodes times --nproc-per-node)"
         )
 
 

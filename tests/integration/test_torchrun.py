@@ -1,0 +1,249 @@
+"""Real agents, one process each: what they compute, what they send, and what they do on failure."""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from sottovoce import PDSGD, Recording, simulate
+from sottovoce.distributed import join_recordings
+from sottovoce.distributed.frames import HEADER_BYTES, TRAILER_BYTES
+from sottovoce.randomness import private_streams
+from sottovoce.storage import read_tensors
+
+import cases
+import launching
+
+pytestmark = pytest.mark.integration
+SEED = 11
+
+
+@pytest.fixture(scope="module")
+def five(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five agents under torchrun: all equality cases, then three rounds with the bytes kept."""
+    folder = tmp_path_factory.mktemp("five")
+    done = launching.torchrun(5, "equality,wire", folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three agents under torchrun: an optimizer's behaviour, and agents that disagree."""
+    folder = tmp_path_factory.mktemp("three")
+    done = launching.torchrun(3, "behaviour,mismatch", folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+def bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(torch.int64)
+
+
+@pytest.mark.parametrize("name", cases.equality_cases())
+def test_processes_give_the_simulator_s_iterates_bit_for_bit(five: Path, name: str) -> None:
+    case = cases.equality_cases()[name]
+    result = simulate(
+        case.problem,
+        case.algorithm,
+        case.graph,
+        steps=cases.ROUNDS,
+        stepsize=case.stepsize,
+        measure=[cases.ROUNDS],
+        record=Recording(range(1, cases.ROUNDS + 1)),
+        exact=True,
+        insecure_seed=SEED,
+    )
+    expected, got = result.transcript, join_recordings([five / f"{name}-{a}" for a in range(5)])
+    assert expected is not None
+    assert got.rounds == expected.rounds
+    assert torch.equal(got.sender, expected.sender)
+    assert torch.equal(got.receiver, expected.receiver)
+    assert torch.equal(bits(got.messages), bits(expected.messages))
+    for part in ("states", "gradients", "steps"):
+        assert torch.equal(bits(getattr(got.truth, part)), bits(getattr(expected.truth, part)))
+    last = [read_tensors(five / f"{name}-{a}-final.safetensors")[0]["x"] for a in range(5)]
+    assert torch.equal(bits(torch.stack(last)), bits(result.final[0]))
+
+
+def sent(folder: Path, name: str, agent: int) -> dict[int, list[bytes]]:
+    """The raw messages of an agent, by receiver, in the order of rounds."""
+    found: dict[int, list[bytes]] = {}
+    for path in sorted(folder.glob(f"{name}-{agent}-to-*.bin"), key=lambda p: p.name[-7:]):
+        found.setdefault(int(path.name.split("-")[-2]), []).append(path.read_bytes())
+    return found
+
+
+@pytest.mark.parametrize("name", cases.wire_cases())
+def test_a_round_sends_degree_messages_of_d_numbers_and_few_bytes_more(
+    five: Path, name: str
+) -> None:
+    case = cases.wire_cases()[name]
+    for agent in range(5):
+        messages = sent(five, name, agent)
+        assert sorted(messages) == case.graph.neighbours(agent)
+        for round in range(3):
+            size = sum(len(to_one[round]) for to_one in messages.values())
+            payload = len(messages) * case.problem.dimension * 8
+            assert payload < size <= payload + 256
+            payloads = {m[round][HEADER_BYTES:-TRAILER_BYTES] for m in messages.values()}
+            # Only PDSGD's shares differ by neighbour; on a ring all weights are equal.
+            assert len(payloads) == (len(messages) if isinstance(case.algorithm, PDSGD) else 1)
+
+
+def words(content: bytes | Tensor) -> set[bytes]:
+    raw = content if isinstance(content, bytes) else content.contiguous().numpy().tobytes()
+    return {raw[at : at + 8] for at in range(0, len(raw), 8)}
+
+
+@pytest.mark.parametrize("name", ["pdsgd", "noisy"])
+def test_private_numbers_never_appear_on_the_wire(five: Path, name: str) -> None:
+    case = cases.wire_cases()[name]
+    truth = join_recordings([five / f"{name}-{a}" for a in range(5)]).truth
+    for agent in range(5):
+        streams = private_streams(1, [agent], insecure_seed=SEED)
+        routes = case.graph.routes(agent)
+        for at in range(3):
+            wire: set[bytes] = set()
+            for messages in sent(five, name, agent).values():
+                wire |= words(messages[at])
+            stepsizes = torch.ones(1, 1, case.problem.dimension, dtype=torch.float64)
+            case.stepsize.scale_(stepsizes, streams, at + 1)
+            parts = case.algorithm.coefficients(routes, streams, at + 1)  # type: ignore[attr-defined]
+            weighted = truth.states[at, 0, agent] * routes.weight.unsqueeze(1)
+            for secret in (
+                truth.states[at, 0, agent],
+                weighted,
+                truth.gradients[at, 0, agent],
+                truth.steps[at, 0, agent],
+                stepsizes,
+                parts,
+            ):
+                assert not words(secret) & wire
+
+
+def test_dsgd_sends_the_state_itself(five: Path) -> None:
+    """The control: the search of the previous test finds what is there."""
+    case = cases.wire_cases()["dsgd"]
+    truth = join_recordings([five / f"dsgd-{a}" for a in range(5)]).truth
+    routes = case.graph.routes(0)
+    weighted = truth.states[1, 0, 0] * routes.weight[routes.receiver.tolist().index(1)]
+    assert words(weighted) <= words(sent(five, "dsgd", 0)[1][1])
+
+
+def test_accumulation_closures_and_groups_behave_as_in_torch(three: Path) -> None:
+    for agent in range(3):
+        seen = json.loads((three / f"behaviour-{agent}.json").read_text())
+        assert seen["groups"] == seen["closure"] == seen["plain"]
+        assert seen["accumulated"] == pytest.approx(seen["plain"], rel=1e-12, abs=1e-14)
+        assert math.isfinite(seen["closure_loss"])
+        assert seen["zero_grad"]
+        assert seen["no_gradient_mixes"]
+
+
+def test_state_dict_resumes_to_the_same_bits(three: Path) -> None:
+    for agent in range(3):
+        seen = json.loads((three / f"behaviour-{agent}.json").read_text())
+        assert seen["reloaded"] == seen["after"]
+        assert "different number of parameter groups" in seen["other_groups"]
+
+
+def test_what_does_not_fit_is_refused_with_a_reason(three: Path) -> None:
+    seen = json.loads((three / "behaviour-0.json").read_text())
+    assert "no learning rate to schedule" in seen["scheduler"]
+    assert "agreed on the dimension" in seen["add_group"]
+    assert seen["nan"].startswith("DistributedError: the gradient of agent 0 holds NaN")
+    assert "in round 6; nothing was sent" in seen["nan"]
+    assert seen["nan_unchanged"]
+
+
+def test_diagnostics_are_the_mean_and_the_spread(three: Path) -> None:
+    seen = [json.loads((three / f"behaviour-{agent}.json").read_text()) for agent in range(3)]
+    states = torch.tensor([one["groups"] for one in seen], dtype=torch.float64)
+    mean = states.mean(0)
+    error = float((states - mean).square().sum(1).mean().sqrt())
+    for one in seen:
+        assert one["mean"] == pytest.approx(mean.tolist(), rel=1e-12, abs=1e-15)
+        assert one["consensus"] == pytest.approx(error, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("graph", ["the graph", "ring:3", "star:3"]),
+        ("dimension", ["the dimension", "agent 0 has 4", "agent 1 has 5"]),
+        ("dtype", ["the dtype", "float64", "float32"]),
+        ("algorithm", ["the algorithm", "pdsgd:uniform", "pdsgd:dirichlet"]),
+        ("schedule", ["the schedule", "1/k", "2/k"]),
+        ("function", ["the schedule", "mine"]),
+        ("agents", ["number of agents", "agent 0 has 3", "agent 1 has 4"]),
+        ("world", ["the graph has 4 agents", "3 processes"]),
+    ],
+)
+def test_on_a_mismatch_all_agents_stop_and_name_it(
+    three: Path, name: str, words: list[str]
+) -> None:
+    texts = {json.loads((three / f"mismatch-{a}.json").read_text())[name] for a in range(3)}
+    assert len(texts) == 1
+    assert all(word in texts.copy().pop() for word in words)
+
+
+def test_agents_that_agree_start(three: Path) -> None:
+    for agent in range(3):
+        assert json.loads((three / f"mismatch-{agent}.json").read_text())["same"] == "accepted"
+
+
+TIMEOUT = 3.0
+DOOMED = 1
+KILLS = ("before@5", "during@5", "after@5", "stop@5")
+
+
+@pytest.fixture(scope="module")
+def lost(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lost")
+    launching.alone(folder, 4, DOOMED, list(KILLS), TIMEOUT)
+    return folder
+
+
+def reports(folder: Path) -> Iterator[tuple[int, dict[str, object]]]:
+    for agent in (0, 2, 3):
+        yield agent, json.loads((folder / f"lost-{agent}.json").read_text())
+
+
+@pytest.mark.parametrize("kill", KILLS)
+def test_survivors_of_a_kill_end_with_peer_lost_in_time(lost: Path, kill: str) -> None:
+    ended = json.loads((lost / "ended.json").read_text())[kill]
+    killed = float((lost / kill / f"killed-{kill}").read_text())
+    for agent, report in reports(lost / kill):
+        when, code = ended[str(agent)]
+        assert code == 1
+        assert when - killed < TIMEOUT + 5
+        assert report["error"] == "PeerLost"
+        assert report["unchanged"]
+        # Agent 3 is no neighbour: it loses those who ended because they had lost agent 1.
+        assert report["agent"] in ({DOOMED} if agent != 3 else {0, 2})
+        assert report["round"] in (5, 6, 7)
+        assert f"lost agent {report['agent']} in round {report['round']}" in str(report["text"])
+
+
+def test_a_killed_training_resumes_and_ends_as_if_undisturbed(tmp_path: Path) -> None:
+    kills = "before@6,during@13,after@20"
+    disturbed, calm = tmp_path / "disturbed", tmp_path / "calm"
+    disturbed.mkdir()
+    calm.mkdir()
+    done = launching.torchrun(3, "training", disturbed, 24, 4, DOOMED, kills, restarts=3)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for kill in kills.split(","):
+        assert (disturbed / f"killed-{kill}").exists()
+    for start in (0, 4, 12, 16):
+        assert f"agent 0 starts after round {start}" in done.stdout
+    launching.calm(calm, 3, 24, 4)
+    for agent in range(3):
+        end = [read_tensors(f / f"final-{agent}.safetensors")[0]["x"] for f in (disturbed, calm)]
+        assert torch.equal(bits(end[0]), bits(end[1]))
+        kept = sorted(path.name for path in (disturbed / f"agent-{agent}").iterdir())
+        assert kept == [f"round-{round:012d}.safetensors" for round in (20, 24)]
