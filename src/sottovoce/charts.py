@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from sottovoce.chart_style import (
     FONT,
@@ -278,23 +278,38 @@ def save_chart(chart: alt.LayerChart | alt.ConcatChart, path_stem: str | Path) -
 
     The HTML file is interactive and carries all it needs: opening it asks no other host.
     """
-    import altair as alt
     import vl_convert
 
     stem = Path(path_stem)
-    spec = chart.to_dict()
-    still = _without_hover(spec)
-    version = ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
-    page = vl_convert.vegalite_to_html(spec, vl_version=version, bundle=True, renderer="svg")
+    page = vl_convert.vegalite_to_html(
+        chart.to_dict(), vl_version=vega_lite_version(), bundle=True, renderer="svg"
+    )
     contents = {
-        "png": vl_convert.vegalite_to_png(still, vl_version=version, scale=2),
-        "svg": vl_convert.vegalite_to_svg(still, vl_version=version).encode(),
+        "png": picture(chart, "png"),
+        "svg": picture(chart, "svg"),
         "html": _with_page_title(page, stem.name).encode(),
     }
     paths = {name: stem.with_name(f"{stem.name}.{name}") for name in contents}
     for name, content in contents.items():
         write_atomic(paths[name], content)
     return paths
+
+
+def picture(chart: alt.LayerChart | alt.ConcatChart, format: Literal["png", "svg"]) -> bytes:
+    """The chart as a still picture, PNG at twice its size."""
+    import vl_convert
+
+    still = _without_hover(chart.to_dict())
+    if format == "svg":
+        return vl_convert.vegalite_to_svg(still, vl_version=vega_lite_version()).encode()
+    return vl_convert.vegalite_to_png(still, vl_version=vega_lite_version(), scale=2)
+
+
+def vega_lite_version() -> str:
+    """The version of Vega-Lite that charts are written for, such as 6.4."""
+    import altair as alt
+
+    return ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
 
 
 def _shown(value: float, log: bool) -> bool:
