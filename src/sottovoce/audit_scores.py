@@ -41,13 +41,15 @@ class Effort:
 
     search: of `dlg` and `projection`; methods: which of `dlg`, `projection` and `linear-layer` to
     try, None being all that suit; threshold: the summed squared error below which an image counts
-    as recovered; controls: whether to attack the exact gradient and noise as well.
+    as recovered; controls: whether to attack the exact gradient and noise as well; confined:
+    whether `dlg` keeps to the pixel box, which the original does not.
     """
 
     search: Search = field(default_factory=Search)
     methods: tuple[str, ...] | None = None
     threshold: float = THRESHOLD
     controls: bool = True
+    confined: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,7 @@ def invert(
     inputs: Inputs,
     search: Search,
     spread: float,
+    confined: bool = False,
 ) -> Inversion:
     """Turn estimates of (targets, d) into images; `spread` is std/mean of the private stepsizes."""
     parameters = next(model.parameters())
@@ -138,7 +141,7 @@ def invert(
     if not estimate.scale_known:
         gradient = gradient / gradient.norm(dim=1, keepdim=True).clamp_min(1e-30)
     if method == "dlg":
-        return dlg(model, state, gradient, inputs, search=search)
+        return dlg(model, state, gradient, inputs, confined=confined, search=search)
     if method == "projection":
         wide = spread > WIDE_SPREAD
         return projection(
@@ -181,7 +184,7 @@ def score(
     attacked: which of the row's targets the estimate and the answer are about.
     """
     began = time.perf_counter()
-    found = invert(row.inversion, model, estimate, inputs, effort.search, spread)
+    found = invert(row.inversion, model, estimate, inputs, effort.search, spread, effort.confined)
     images = found.images.cpu().to(answer.images)
     everyone = torch.arange(len(images))[:, None]
     finite = images.flatten(1).isfinite().all(1)

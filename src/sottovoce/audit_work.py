@@ -77,6 +77,7 @@ class Plan:
             "targets": self.targets,
             "search": vars(self.effort.search),
             "threshold": self.effort.threshold,
+            "confined": self.effort.confined,
         }
 
 

@@ -18,7 +18,7 @@ from sottovoce.audit_scores import Effort, Row
 from sottovoce.audit_targets import Recorded, record, suited
 from sottovoce.errors import ProblemError
 from sottovoce.experiments.study import Study, Table
-from sottovoce.gradient_matching import Inputs
+from sottovoce.gradient_matching import Inputs, jumps
 from sottovoce.graphs import Graph, ring
 from sottovoce.inversion import Search
 from sottovoce.png import encode_text
@@ -99,7 +99,9 @@ def leakage(
     round: int = 50,
     targets: int = 16,
     iterations: int = 300,
+    warmup: int | None = None,
     restarts: int = 2,
+    confined: bool | None = None,
     scale: float = 0.05,
     weights: str | None = None,
     data: str = "subset",
@@ -115,16 +117,21 @@ def leakage(
 
     A batch is one image; an eavesdropper attacks round `round` of training with the mean stepsize
     scale/k. weights: as for `image_problem`; the paper's CNN takes `glorot:4` unless told
-    otherwise. seconds: no further attack is begun after so long. report: is called with a line for
-    every finished attack.
+    otherwise. warmup: steps of Adam before L-BFGS, 500 for a model with max pooling unless told
+    otherwise. confined: whether `dlg` keeps to the pixel box, by default only on the paper's CNN,
+    where it is too slow without. seconds: no further attack is begun after so long. report: is
+    called with a line for every finished attack.
     """
     graph = graph or ring(5)
     weights = weights or ("glorot:4" if model == "paper" else "trainable")
     problem, inputs = image_problem(
         model, agents=graph.agents, weights=weights, data=data, data_dir=data_dir, device=device
     )
-    trace = sorted({0, 1, 2, 3, *(int(x) for x in _spread(4, iterations, 24)), iterations})
-    search = Search(iterations, restarts, trace=tuple(trace))
+    warmup = warmup if warmup is not None else 500 * jumps(problem.model)
+    confined = confined if confined is not None else model == "paper"
+    total = warmup + iterations
+    trace = sorted({0, 1, 2, 3, *(int(step) for step in _spread(4, total, 24)), total})
+    search = Search(iterations=iterations, warmup=warmup, restarts=restarts, trace=tuple(trace))
     seed = 0 if insecure_seed is None else insecure_seed
     began = time.monotonic()
     recordings: dict[str, Recorded] = {}
@@ -157,7 +164,7 @@ def leakage(
                 rounds=(round,),
                 targets=targets,
                 attacks=[attack] if attack else [],
-                effort=Effort(search, (method,), controls=attack is None),
+                effort=Effort(search, (method,), controls=attack is None, confined=confined),
                 recorded=recordings[case],
                 folder=folder,
                 insecure_seed=seed,
@@ -175,7 +182,10 @@ def leakage(
     pictures["blind guess"] = _pictures(mean_image.expand_as(truth))
     errors = {name: row.median_error for name, row in zip(names, rows, strict=True)}
     findings, agrees = _findings(errors, rows, names, found[0].blind[round], round)
-    options = f"--model {model} --round {round} --targets {targets} --iterations {iterations}"
+    options = (
+        f"--model {model} --round {round} --targets {targets} --iterations {iterations} "
+        f"--warmup {warmup}"
+    )
     return Study(
         "leakage",
         f"What an eavesdropper recovers: {model} CNN, one image a batch, {graph.name}",
@@ -190,6 +200,8 @@ def leakage(
             "scale": scale,
             "restarts": restarts,
             "iterations": iterations,
+            "warmup": warmup,
+            "confined": confined,
             "graph": graph.describe(),
             "problem": problem.describe(),
             "blind": found[0].blind[round],
