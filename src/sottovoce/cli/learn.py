@@ -81,6 +81,7 @@ def _command(
             progress=show_progress(),
         )
         finish(study, out, as_json)
+        shutil.rmtree(out / "checkpoint")
 
     run.__doc__ = help
     return run
