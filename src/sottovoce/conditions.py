@@ -1,4 +1,4 @@
-"""The stepsize conditions of the paper's theorems, decided exactly where they can be."""
+"""What the paper's theorems ask of graph and stepsize, decided exactly where it can be."""
 
 import math
 from collections.abc import Callable
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.errors import StepsizeError
+from sottovoce.errors import GraphError, StepsizeError
+from sottovoce.graphs import Graph
 from sottovoce.stepsizes import LAWS, Custom, Power, Stepsize
 
 
@@ -80,6 +81,15 @@ def theorem_conditions(stepsize: Stepsize, agents: int = 1) -> list[Condition]:
             else f"agents have different scales and exponent {p:g} (must be above 1 then)",
         ),
     ]
+
+
+def mixing_conditions(graph: Graph | GraphError) -> list[Condition]:
+    """What the theorems ask of W: one condition where it is met, else one for each fault."""
+    name, statement = "mixing matrix", "W doubly stochastic, w_ii > 0, ρ = ||W - 11ᵀ/m|| < 1"
+    if isinstance(graph, GraphError):
+        return [Condition(name, statement, False, None, fault) for fault in graph.faults]
+    reason = f"ρ of {graph.name} with {graph.weights} weights (must be below 1)"
+    return [Condition(name, statement, graph.rho < 1, graph.rho, reason)]
 
 
 def violated_conditions(stepsize: Stepsize, agents: int = 1) -> list[str]:

@@ -3,13 +3,22 @@
 Each message says what was wrong, what was given and what is accepted.
 """
 
+from collections.abc import Sequence
+
 
 class SottovoceError(ValueError):
     """Base of every error that sottovoce raises on purpose."""
 
 
 class GraphError(SottovoceError):
-    """The graph or its mixing matrix cannot carry decentralized training."""
+    """The graph or its mixing matrix cannot carry decentralized training.
+
+    `faults` lists the violated assumptions one by one; it is empty where no graph could be read.
+    """
+
+    def __init__(self, message: str, faults: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.faults = tuple(faults)
 
 
 class StepsizeError(SottovoceError):

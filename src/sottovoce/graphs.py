@@ -76,7 +76,7 @@ class Graph:
     def __post_init__(self) -> None:
         mixing = canonical(self.mixing)
         if faults := mixing_faults(mixing):
-            raise GraphError("; ".join(faults))
+            raise GraphError("; ".join(faults), faults)
         object.__setattr__(self, "mixing", mixing)
 
     @property

@@ -1,15 +1,16 @@
 """`sottovoce check`, `bound` and `graph`: look before you train."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
 
-from sottovoce.cli.options import AsJson, GraphName, Weights
-from sottovoce.cli.show import answers, print_json, print_table
-from sottovoce.conditions import theorem_conditions
-from sottovoce.errors import GraphError, PrivacyError, StepsizeError
+from sottovoce.cli.options import AsJson, Weights
+from sottovoce.cli.show import answers, print_json, print_table, print_written
+from sottovoce.conditions import Condition, mixing_conditions, theorem_conditions
+from sottovoce.errors import GraphError, PrivacyError
 from sottovoce.experiments.study import Table
 from sottovoce.graphs import Graph, from_matrix, parse_graph
 from sottovoce.privacy import GaussianPrior, GradientPrior, LaplacePrior, UniformPrior
@@ -17,18 +18,33 @@ from sottovoce.privacy import bound as privacy_bound
 from sottovoce.stepsizes import LAWS, parse_stepsize
 
 
-def _graph_with_weights(name: str, weights: str) -> Graph:
+def _graph_with_weights(name: str | None, weights: str) -> Graph:
+    """The named graph, ring:5 unless given; a W of the user's must keep to the graph if named."""
     if not weights.endswith(".csv"):
-        return parse_graph(name, weights)
+        return parse_graph(name or "ring:5", weights)
     try:
         matrix = np.loadtxt(weights, delimiter=",", ndmin=2)
     except ValueError as error:
         raise GraphError(f"{weights} is not a matrix of numbers: {error}") from error
-    return from_matrix(matrix)
+    built = from_matrix(matrix, Path(weights).name)
+    if name is None:
+        return built
+    allowed = parse_graph(name)
+    if built.agents != allowed.agents:
+        fault = f"W is for {built.agents} agents, but {name} has {allowed.agents}"
+        raise GraphError(fault, [fault])
+    known = set(allowed.links)
+    if off := [link for link in built.links if link not in known]:
+        fault = f"W has weights off the graph {name}: {', '.join(map(str, off[:5]))}"
+        raise GraphError(fault, [fault])
+    return built
 
 
 def check(
-    graph: GraphName = "ring:5",
+    graph: Annotated[
+        str | None,
+        typer.Option(help="ring:5 (the default), grid:3x4, ... or an edge-list file."),
+    ] = None,
     stepsize: Annotated[
         str, typer.Option(help="experiment, uniform:1/k^0.75, 1/k, ... (parts joined by ':').")
     ] = "experiment",
@@ -36,72 +52,56 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Decide every assumption of the theorems, with its number; exit with 1 if one fails."""
-    rows: list[dict[str, Any]] = []
-    facts: dict[str, Any] = {"graph": graph, "stepsize": stepsize}
-    agents = 1
+    law = parse_stepsize(stepsize)
+    built: Graph | GraphError
     try:
         built = _graph_with_weights(graph, weights)
-        agents = built.agents
-        facts["rho"] = built.rho
-        rows.append(
-            {
-                "name": "mixing matrix",
-                "statement": "W doubly stochastic, w_ii > 0, ρ = ||W - 11ᵀ/m|| < 1",
-                "met": built.rho < 1,
-                "value": built.rho,
-                "reason": f"ρ = {built.rho:.4f} on {built.name} with {built.weights} weights",
-            }
-        )
     except GraphError as error:
-        facts["rho"] = None
-        rows.append(
-            {
-                "name": "mixing matrix",
-                "statement": "W doubly stochastic, w_ii > 0, ρ = ||W - 11ᵀ/m|| < 1",
-                "met": False,
-                "value": None,
-                "reason": f"GraphError: {error}",
-            }
-        )
-    try:
-        rows += [
-            vars(condition) for condition in theorem_conditions(parse_stepsize(stepsize), agents)
-        ]
-    except StepsizeError as error:
-        rows.append(
-            {
-                "name": "stepsize",
-                "statement": "a stepsize that can be read",
-                "met": False,
-                "value": None,
-                "reason": f"StepsizeError: {error}",
-            }
-        )
-    facts["all_met"] = all(row["met"] for row in rows)
-    facts["conditions"] = rows
+        if not error.faults:
+            raise
+        built = error
+    on_graph = mixing_conditions(built)
+    on_stepsize = theorem_conditions(law, 1 if isinstance(built, GraphError) else built.agents)
+    faults = [f"GraphError: {c.reason}" for c in on_graph if c.met is False]
+    faults += [
+        f"StepsizeError: {c.reason}; the theorems give no convergence"
+        for c in on_stepsize
+        if c.met is False
+    ]
+    conditions = on_graph + on_stepsize
+    name = graph or (Path(weights).name if weights.endswith(".csv") else "ring:5")
     if as_json:
-        print_json(facts)
-    else:
-        verdicts = {True: "met", False: "VIOLATED", None: "not decidable"}
-        cells = [
-            (
-                row["name"],
-                row["statement"],
-                verdicts[row["met"]],
-                "" if row["value"] is None else f"{row['value']:.6g}",
-                row["reason"],
-            )
-            for row in rows
-        ]
-        headings = ("assumption", "statement", "verdict", "number", "why")
-        print_table(Table(f"{graph}, {stepsize}", headings, cells))
-        answers.print(
-            "Every condition of the convergence theorems on graph and stepsize holds."
-            if facts["all_met"]
-            else "The theorems do not cover this setting."
+        print_json(
+            {
+                "graph": name,
+                "stepsize": str(law),
+                "rho": on_graph[0].value,
+                "all_met": all(c.met for c in conditions),
+                "faults": faults,
+                "conditions": [vars(c) for c in conditions],
+            }
         )
-    if not facts["all_met"]:
+    else:
+        _print_conditions(f"Graph {name}, stepsize {law}", conditions, faults)
+    if not all(c.met for c in conditions):
         raise typer.Exit(1)
+
+
+def _print_conditions(title: str, conditions: Sequence[Condition], faults: Sequence[str]) -> None:
+    verdicts = {True: "met", False: "VIOLATED", None: "not decidable"}
+    cells = [
+        (verdicts[c.met], c.name, "" if c.value is None else f"{c.value:.6g}", c.reason)
+        for c in conditions
+    ]
+    print_table(Table(title, ("verdict", "assumption", "number", "why"), cells))
+    if faults:
+        answers.print("The theorems do not cover this setting:")
+        for fault in faults:
+            answers.print(f"- {fault}", markup=False, soft_wrap=True)
+    elif all(c.met for c in conditions):
+        answers.print("Every condition of the theorems on graph and stepsize holds.")
+    else:
+        answers.print("The theorems may or may not cover this setting.")
 
 
 def bound(
@@ -132,8 +132,9 @@ def bound(
         answers.print(f"The {law} law hides nothing: λ is public, so λg gives g exactly.")
         return
     answers.print(
-        f"h(g | λg) = {found.entropy_nats:.6f} nats in round {k}: an observer of λg has an "
-        f"expected squared error of at least {found.mse_lower_bound:.6f}."
+        f"h(g | λg) = {found.entropy_nats:.6f} nats in round {k}, against "
+        f"{found.prior_entropy_nats:.6f} before anything was seen: whoever observes λg estimates g "
+        f"with an expected squared error of at least {found.mse_lower_bound:.6g}."
     )
 
 
@@ -151,11 +152,18 @@ def graph(
     if as_json:
         print_json(facts)
     else:
-        rows = [(key, value) for key, value in facts.items() if key != "mixing"]
-        print_table(Table(built.name, ("property", "value"), rows))
+        shown = [
+            (key.replace("_", " "), f"{value:.6g}" if isinstance(value, float) else value)
+            for key, value in facts.items()
+            if key not in ("mixing", "name")
+        ]
+        print_table(Table(f"Graph {built.name}", ("property", "value"), shown))
         if "mixing" in facts:
-            rows = [(i, *(f"{w:.3f}" for w in row)) for i, row in enumerate(facts["mixing"])]
-            print_table(Table("mixing matrix W", ("", *map(str, range(built.agents))), rows))
+            rows = [
+                (i, *(f"{w:.3f}" if w else "." for w in row))
+                for i, row in enumerate(facts["mixing"])
+            ]
+            print_table(Table("Mixing matrix W", ("", *map(str, range(built.agents))), rows))
     if out is not None:
         import networkx as nx
 
@@ -166,4 +174,5 @@ def graph(
         layout = nx.circular_layout if built.agents <= 30 else nx.spring_layout
         positions = {i: (float(x), float(y)) for i, (x, y) in layout(drawn).items()}
         stem = name.replace(":", "-").replace("/", "-")
-        save_chart(network_chart(positions, built.links, title=built.name), out / stem)
+        chart = network_chart(positions, built.links, title=built.name)
+        print_written(save_chart(chart, out / stem).values())

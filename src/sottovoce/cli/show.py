@@ -2,10 +2,11 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
@@ -25,9 +26,17 @@ def print_json(content: Any) -> None:
 
 def print_table(table: Table) -> None:
     """A table on stdout."""
-    shown = RichTable(title=escape(table.title), title_justify="left", title_style="bold")
-    for heading in table.headings:
-        shown.add_column(escape(heading))
+    shown = RichTable(
+        title=escape(table.title),
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for column, heading in enumerate(table.headings):
+        cells = [str(row[column]) for row in table.rows]
+        # Short cells stay whole; what is long wraps.
+        shown.add_column(escape(heading), no_wrap=max(map(len, cells), default=0) <= 24)
     for row in table.rows:
         shown.add_row(*(escape(str(cell)) for cell in row))
     answers.print(shown)
@@ -44,7 +53,12 @@ def print_study(study: Study, as_json: bool, written: Sequence[Path]) -> None:
             answers.print(f"The paper: {escape(study.claim)}")
         for finding in study.findings:
             answers.print(f"- {escape(finding)}")
-    for path in written:
+    print_written(written)
+
+
+def print_written(paths: Iterable[Path]) -> None:
+    """Where files are, on stderr."""
+    for path in paths:
         notes.print(f"wrote {escape(str(path))}", style="dim", soft_wrap=True)
 
 
