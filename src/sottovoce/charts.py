@@ -287,7 +287,7 @@ def save_chart(chart: alt.LayerChart | alt.ConcatChart, path_stem: str | Path) -
     contents = {
         "png": picture(chart, "png"),
         "svg": picture(chart, "svg"),
-        "html": _with_page_title(page, stem.name).encode(),
+        "html": page.replace("<title>Chart<", f"<title>{html.escape(stem.name)}<", 1).encode(),
     }
     paths = {name: stem.with_name(f"{stem.name}.{name}") for name in contents}
     for name, content in contents.items():
@@ -395,8 +395,3 @@ def _without_hover(part: Any) -> Any:
 def _is_hover(item: Any) -> bool:
     mark = item.get("mark") if isinstance(item, dict) else None
     return isinstance(mark, dict) and mark.get("style") == HOVER_STYLE
-
-
-def _with_page_title(page: str, title: str) -> str:
-    """Name the page, which a browser shows on its tab."""
-    return page.replace("<title>Chart</title>", f"<title>{html.escape(title)}</title>", 1)
