@@ -3,8 +3,6 @@
 Each message says what was wrong, what was given and what is accepted.
 """
 
-from collections.abc import Sequence
-
 
 class SottovoceError(ValueError):
     """Base of every error that sottovoce raises on purpose."""
@@ -16,7 +14,7 @@ class GraphError(SottovoceError):
     `faults` lists the violated assumptions one by one; it is empty where no graph could be read.
     """
 
-    def __init__(self, message: str, faults: Sequence[str] = ()) -> None:
+    def __init__(self, message: str, faults: list[str] | tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.faults = tuple(faults)
 
