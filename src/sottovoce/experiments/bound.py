@@ -41,7 +41,7 @@ def bound_study(
             law,
             k,
             f"{curves[law][rounds.index(k)]:.5f}",
-            f"{mse_lower_bound(curves[law][rounds.index(k)]):.5f}",
+            f"{mse_lower_bound(curves[law][rounds.index(k)]):.4g}",
         )
         for law in curves
         for k in (1, 2, 10, 100, 1000)
@@ -79,7 +79,7 @@ def bound_study(
         agrees,
         findings,
         data,
-        f"sottovoce reproduce bound --kappa {kappa:g}",
+        f"sottovoce reproduce bound --kappa {kappa:g} --last-round {last_round}",
         [
             Table(
                 f"Entropy h(g | λg) for g uniform on [-{kappa:g}, {kappa:g}]",

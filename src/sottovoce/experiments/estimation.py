@@ -5,6 +5,7 @@ from itertools import groupby
 from typing import Any
 
 from sottovoce.algorithms import DSGD, PDSGD, NoisyDSGD
+from sottovoce.errors import SimulationError
 from sottovoce.experiments.study import Study, Table
 from sottovoce.graphs import Graph, ring
 from sottovoce.problems import Estimation
@@ -36,6 +37,8 @@ def estimation(
     are run. A third run shares every step equally, b = 1/|N_j|, with stepsize 1/k: it tells what
     sharing does from what randomness does.
     """
+    if runs < 2:
+        raise SimulationError(f"runs is {runs}; a comparison with its spread needs at least 2")
     graph = graph or ring(5)
     found: dict[float, dict[str, Result]] = {}
     for scale in scales:
@@ -86,6 +89,7 @@ def estimation(
         ],
     }
     command = f"sottovoce reproduce estimation --steps {steps} --runs {runs} --graph {graph.name}"
+    command += "".join(f" --scale {scale:g}" for scale in scales) + f" --data-seed {data_seed}"
     return Study(
         "estimation",
         "Decentralized estimation: PDSGD against DSGD",

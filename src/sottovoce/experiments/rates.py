@@ -3,8 +3,10 @@
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from sottovoce.algorithms import PDSGD
+from sottovoce.errors import SimulationError
 from sottovoce.experiments.study import Study, Table
 from sottovoce.graphs import Graph, ring
 from sottovoce.problems import Quadratic
@@ -39,6 +41,11 @@ def rates(
     The stepsize is (1 - ϱ/k)/k. In the third case F has curvature 0.2 in one direction, so that
     λ̄ = 1/k is too short for it: the theorems' conditions hold there too.
     """
+    if steps < 10 or runs < 2:
+        raise SimulationError(
+            f"steps is {steps} and runs is {runs}; a slope over the last decade of rounds, with its "
+            "spread, needs at least 10 and 2"
+        )
     graph = graph or ring(5)
     stepsize = Stepsize(Power(), Experiment())
     found: dict[str, Result] = {}
@@ -131,5 +138,5 @@ def _slope(result: Result, metric: str) -> dict[str, float]:
 
     groups = min(10, values.shape[1])
     fits = [fit(values[last][:, g::groups].mean(1)) for g in range(groups)]
-    spread = float(np.std(fits, ddof=1)) if groups > 1 else 0.0
-    return {"slope": fit(values[last].mean(1)), "half_width": 2.26 * spread / groups**0.5}
+    half = float(stats.t.ppf(0.975, groups - 1) * np.std(fits, ddof=1) / groups**0.5)
+    return {"slope": fit(values[last].mean(1)), "half_width": half}
