@@ -124,6 +124,7 @@ def audit(
     effort: Effort | None = None,
     folder: str | Path | None = None,
     recorded: Recorded | None = None,
+    save: str | Path | None = None,
     insecure_seed: int | None = None,
     progress: bool = False,
     report: Report | None = None,
@@ -135,7 +136,8 @@ def audit(
     those that draw private stepsizes. rounds: which rounds to attack. targets: how many (run,
     agent) pairs. attacks: all of `ATTACKS` unless given. folder: finished rows are kept there, and
     a call with the same arguments continues an interrupted one. recorded: a recording to attack
-    instead of training one. report: is called with every finished row.
+    instead of training one; save: where to keep the recording made. report: is called with every
+    finished row.
     """
     algorithms = list(algorithm) if isinstance(algorithm, Sequence) else [algorithm]
     chosen = list(adversary) if isinstance(adversary, Sequence) else [adversary or Eavesdropper()]
@@ -157,6 +159,8 @@ def audit(
         work = Work(plan, store, advance, report)
         for number, one in enumerate(algorithms):
             made = recorded or plan.record(one, stepsize, chosen, store.seed)
+            if save is not None:
+                made.save(save)
             work.truth_of(made)
             if effort.controls and number == 0:
                 work.controls(made)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from sottovoce import __version__
-from sottovoce.cli import inspect, report, reproduce
+from sottovoce.cli import audit, inspect, report, reproduce
 from sottovoce.cli.show import notes
 from sottovoce.errors import SottovoceError
 
@@ -22,6 +22,7 @@ app.add_typer(reproduce.app, name="reproduce", help="Repeat the paper's experime
 app.command("check")(inspect.check)
 app.command("bound")(inspect.bound)
 app.command("graph")(inspect.graph)
+app.command("audit")(audit.audit)
 app.command("report")(report.report)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from sottovoce import experiments
-from sottovoce.cli import learn
+from sottovoce.cli import audit, learn
 from sottovoce.cli.options import AsJson, GraphName, InsecureSeed, Out, Runs, Steps
 from sottovoce.cli.show import finish, show_progress
 from sottovoce.graphs import parse_graph
@@ -14,6 +14,7 @@ from sottovoce.graphs import parse_graph
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.command("mnist")(learn.mnist)
 app.command("noise")(learn.noise)
+app.command("leakage")(audit.leakage)
 _RESULTS = Path("sottovoce-results")
 
 

@@ -1,9 +1,24 @@
 """The paper's figures and table, each a function that returns a `Study`."""
 
+from sottovoce.experiments.audited import AuditSettings, audit_images, audit_study
 from sottovoce.experiments.bound import bound_study
 from sottovoce.experiments.estimation import estimation
+from sottovoce.experiments.leakage import leakage
 from sottovoce.experiments.learning import Training, mnist, noise
 from sottovoce.experiments.rates import rates
 from sottovoce.experiments.study import Study, Table
 
-__all__ = ["Study", "Table", "Training", "bound_study", "estimation", "mnist", "noise", "rates"]
+__all__ = [
+    "AuditSettings",
+    "Study",
+    "Table",
+    "Training",
+    "audit_images",
+    "audit_study",
+    "bound_study",
+    "estimation",
+    "leakage",
+    "mnist",
+    "noise",
+    "rates",
+]

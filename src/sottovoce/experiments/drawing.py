@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sottovoce.charts import Series, line_chart, panel
+from sottovoce.image_chart import image_grid
 
 if TYPE_CHECKING:
     import altair as alt
@@ -139,10 +140,47 @@ def _noise(data: Data) -> "alt.LayerChart":
     )
 
 
+def _recovered(data: Data) -> "alt.LayerChart":
+    return image_grid(
+        data["images"],
+        title="What the eavesdropper recovers",
+        subtitle=f"one image a batch, round {data['round']}; every column is one target",
+    )
+
+
+def _dlg_error(data: Data) -> "alt.LayerChart":
+    series = []
+    for row in data["rows"]:
+        if row["trace"] and row["adversary"] != "control":
+            low, middle, high = zip(*row["trace"], strict=True)
+            steps = [step + 1 for step in data["trace"]]
+            series.append(Series(row["name"], steps, middle, low, high))
+    return line_chart(
+        series,
+        title="Error of the recovered image over the attacker's iterations",
+        subtitle=f"summed squared error, median and quartiles of {data['targets']} images",
+        x_title="iteration + 1",
+        y_title="summed squared error",
+        log_x=True,
+        log_y=True,
+        rules=[(data["blind"], "blind guess")],
+    )
+
+
+def _audited(data: Data) -> "alt.LayerChart":
+    return image_grid(
+        data["images"],
+        title="What the adversary recovers",
+        subtitle="every column is one target; the lowest rows are the controls and the blind guess",
+    )
+
+
 _CHARTS: dict[str, dict[str, Callable[[Data], Any]]] = {
     "estimation": {"estimation": _estimation},
     "bound": {"bound": _bound},
     "rates": {"rates": _rates},
     "mnist": {"mnist": _mnist},
     "noise": {"noise": _noise},
+    "leakage": {"leakage-images": _recovered, "leakage-error": _dlg_error},
+    "audit": {"audit-images": _audited},
 }
