@@ -28,6 +28,10 @@ _NO_RATE = (
 )
 
 
+_BLOCK = 1 << 17
+"""Numbers that are worked on at a time on a CPU, so that they stay in its cache."""
+
+
 class DecentralizedSGD(torch.optim.Optimizer):
     """Train with neighbours only: `step()` is one round, x_i <- Σ_j (w_ij x_j - share_ij).
 
@@ -121,6 +125,11 @@ class DecentralizedSGD(torch.optim.Optimizer):
         self.round = round
         return loss
 
+    @property
+    def bytes_per_message(self) -> int:
+        """How many bytes each neighbour is sent in a round."""
+        return self._exchange.bytes_per_message
+
     def samples(self, count: int, size: int) -> Tensor:
         """Private random indices in [0, size) of the samples for the next round: (count,).
 
@@ -213,7 +222,8 @@ class DecentralizedSGD(torch.optim.Optimizer):
         self.state_vector = torch.cat([p.detach().reshape(-1) for p in self._parameters])
         self._step = torch.zeros_like(self.state_vector)
         self._sum = torch.empty_like(self.state_vector)
-        self._scratch = torch.empty_like(self.state_vector)
+        size = min(_BLOCK, len(self.state_vector)) if first.device.type == "cpu" else None
+        self._scratch = torch.empty_like(self.state_vector[:size])
         self._own = torch.empty_like(self.state_vector)
         self._places: list[Tensor] = []
         self._addresses: list[int] = []
@@ -284,31 +294,43 @@ class DecentralizedSGD(torch.optim.Optimizer):
             return
         weights = self._routes.weight.to(state.dtype)
         parts = algorithm.coefficients(self._routes, self.streams, round)[0].to(step.dtype)
+        # The own message last: it is computed while the others travel.
         order = sorted(range(len(self._receivers)), key=lambda at: self._receivers[at] == self.agent)
         for at in order:
             i = self._receivers[at]
-            target = targets[i] if targets[i].device == state.device else self._sum
-            torch.mul(state, weights[at], out=target)
-            target.sub_(torch.mul(step, parts[at], out=self._scratch))
-            if target is not targets[i]:
-                targets[i].copy_(target)
+            self._write_message(targets[i], weights[at], parts[at])
             if i != self.agent:
                 self._exchange.send(i, round)
 
+    def _write_message(self, target: Tensor, weight: Tensor, part: Tensor) -> None:
+        """target = weight x - part s, in blocks that the processor's cache holds."""
+        size = len(self._scratch)
+        for x, s, out in zip(
+            self.state_vector.split(size), self._step.split(size), target.split(size), strict=True
+        ):
+            share = torch.mul(s, part, out=self._scratch[: len(s)])
+            if out.device == x.device:
+                torch.mul(x, weight, out=out)
+                out.sub_(share)
+            else:
+                out.copy_((x * weight).sub_(share))
+
     def _receive(self, round: int) -> None:
         """Sum the messages in ascending order of senders, the own one at its place."""
-        total, state = self._sum, self.state_vector
-        waiting = self._own
-        total.zero_()
-        arrived = False
+        total, device = self._sum, self._sum.device
+        earlier = [j for j in self._exchange.neighbours if j < self.agent]
+        # Zero comes first, as in `receive`: it makes a negative zero positive.
+        if not earlier:
+            torch.add(self._own, 0.0, out=total)
         for j in self._exchange.arrivals(round):
-            if j > self.agent and not arrived:
-                total.add_(waiting)
-                arrived = True
-            total.add_(self._exchange.incoming(j).to(state.device))
-        if not arrived:
-            total.add_(waiting)
-        state.copy_(total)
+            message = self._exchange.incoming(j).to(device)
+            if earlier and j == earlier[0]:
+                torch.add(message, 0.0, out=total)
+            else:
+                total.add_(message)
+            if earlier and j == earlier[-1]:
+                total.add_(self._own)
+        self.state_vector.copy_(total)
 
     def _checkpoints(self, folder: str | Path) -> Checkpoints:
         return Checkpoints(folder, self.agent, self._facts, diameter(self.graph.mixing))
