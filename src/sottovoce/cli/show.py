@@ -17,6 +17,7 @@ notes = Console(stderr=True, highlight=False)
 """Where everything goes that is not the answer itself."""
 
 answers = Console(highlight=False)
+_SHORT = 25
 
 
 def print_json(content: Any) -> None:
@@ -33,10 +34,13 @@ def print_table(table: Table) -> None:
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
-    for column, heading in enumerate(table.headings):
-        cells = [str(row[column]) for row in table.rows]
-        # Short cells stay whole; what is long wraps.
-        shown.add_column(escape(heading), no_wrap=max(map(len, cells), default=0) <= 24)
+    columns = zip(table.headings, *table.rows, strict=True)
+    widths = [max(len(str(cell)) for cell in column) for column in columns]
+    short = [width for width in widths if width <= _SHORT]
+    # Short cells stay whole and long ones wrap, as long as there is room to wrap them in.
+    room = sum(short) + _SHORT * (len(widths) - len(short)) + 3 * len(widths) <= answers.width
+    for heading, width in zip(table.headings, widths, strict=True):
+        shown.add_column(escape(heading), no_wrap=room and width <= _SHORT)
     for row in table.rows:
         shown.add_row(*(escape(str(cell)) for cell in row))
     answers.print(shown)

@@ -64,17 +64,16 @@ def estimation(
         (
             f"[0, {scale:g}]",
             *(
-                f"{c['final'][name]['mean']:.4g} ± {c['final'][name]['half_width']:.2g}"
+                f"{c['final'][name]['mean']:.3g} ± {c['final'][name]['half_width']:.1g}"
                 for name in ("PDSGD", "DSGD", _ABLATION)
             ),
-            f"{c['final_ratio']:.3f}",
-            c["phases_text"],
+            f"{c['final_ratio']:.3g}",
         )
         for (scale, pair), c in zip(found.items(), comparisons.values(), strict=True)
     ]
     table = Table(
         f"Distance to the optimum after {steps:,} rounds, mean of {runs:,} runs ± 95 %",
-        ("M_i uniform on", "PDSGD", "DSGD", "equal shares", "PDSGD/DSGD", "PDSGD is"),
+        ("M_i on", "PDSGD", "DSGD", "equal shares", "PDSGD/DSGD"),
         rows,
     )
     data = {
@@ -127,12 +126,7 @@ def _compare(pair: dict[str, Result]) -> dict[str, Any]:
         final[name] = {"mean": float(values.mean()), "half_width": half}
     return {
         "phases": phases,
-        "phases_text": "; ".join(
-            f"{phase['pdsgd']} in {_span(phase['from'], phase['to'])}"
-            for phase in phases
-            if phase["pdsgd"] != "equal"
-        )
-        or "nowhere distinguishable",
+        "phases_text": _phases_text(phases),
         "final": final,
         "final_ratio": float(ratio[-1]),
         "final_verdict": verdicts[-1],
@@ -140,6 +134,16 @@ def _compare(pair: dict[str, Result]) -> dict[str, Any]:
         "best_ratio_round": rounds[int(ratio.argmin())],
         "mean_log_ratio": float(ratio.log().mean()),
     }
+
+
+def _phases_text(phases: Sequence[dict[str, Any]]) -> str:
+    spans: dict[str, list[str]] = {}
+    for phase in phases:
+        spans.setdefault(phase["pdsgd"], []).append(_span(phase["from"], phase["to"]))
+    apart = [
+        f"{verdict} in {', '.join(found)}" for verdict, found in spans.items() if verdict != "equal"
+    ]
+    return "; ".join(apart) or "nowhere distinguishable"
 
 
 def _sentence(scale: float, comparison: dict[str, Any]) -> str:
@@ -157,8 +161,8 @@ def _overall(comparisons: dict[float, dict[str, Any]]) -> str:
     if len(better) == len(comparisons):
         return "The paper's claim held at every scale tried, through the last round."
     return (
-        "The paper's claim held in part: at the last round PDSGD is more accurate for scale "
-        f"{_list(better)}, less accurate for scale {_list(worse)}."
+        "The paper's claim held in part: at the last round PDSGD is more accurate for "
+        f"{_list(better)}, less accurate for {_list(worse)}."
     )
 
 
@@ -190,7 +194,7 @@ def _span(first: int, last: int) -> str:
 
 
 def _list(scales: Sequence[float]) -> str:
-    return ", ".join(f"{scale:g}" for scale in scales) or "none"
+    return f"scale {' and '.join(f'{s:g}' for s in scales)}" if scales else "no scale"
 
 
 def _curves(pair: dict[str, Result]) -> dict[str, Any]:

@@ -43,8 +43,8 @@ def rates(
     """
     if steps < 10 or runs < 2:
         raise SimulationError(
-            f"steps is {steps} and runs is {runs}; a slope over the last decade of rounds, with its "
-            "spread, needs at least 10 and 2"
+            f"steps is {steps} and runs is {runs}; a slope over the last decade of rounds with its "
+            "spread needs at least 10 and 2"
         )
     graph = graph or ring(5)
     stepsize = Stepsize(Power(), Experiment())
