@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 Data = Mapping[str, Any]
 _LAW_LABELS = {
     "uniform": "uniform on [0, 2 mean]",
-    "experiment": "(1 - ϱ/k)/k, the experiments' law",
+    "experiment": "(1 - r/k)/k with r uniform on [0, 1], the experiments' law",
 }
-_RATE_TITLES = {"consensus": "consensus error", "gradient_norm": "gradient norm at the mean"}
+_RATE_TITLES = {"consensus": "Consensus error", "gradient_norm": "Gradient norm at the mean"}
 
 
 def draw(name: str, data: Data) -> "dict[str, alt.LayerChart | alt.ConcatChart]":
@@ -88,7 +88,7 @@ def _rates(data: Data) -> "alt.ConcatChart":
                 title=title,
                 subtitle=f"PDSGD, mean of {data['runs']} runs, 95 % band",
                 x_title="round k",
-                y_title=title,
+                y_title=title.lower(),
                 log_x=True,
                 log_y=True,
                 width=420,
