@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from sottovoce import __version__
-from sottovoce.cli import audit, inspect, report, reproduce
+from sottovoce.cli import audit, demo, inspect, report, reproduce, train
 from sottovoce.cli.show import notes
 from sottovoce.errors import SottovoceError
 
@@ -24,6 +24,8 @@ app.command("bound")(inspect.bound)
 app.command("graph")(inspect.graph)
 app.command("audit")(audit.audit)
 app.command("report")(report.report)
+app.command("train")(train.train)
+app.command("demo")(demo.demo)
 
 
 def _show_version(asked: bool) -> None:
@@ -45,7 +47,7 @@ def _options(
 def main() -> None:
     """Run the command line; exit with 0 when fine, 1 when a check failed, 2 on bad usage."""
     try:
-        app()
+        app(prog_name="sottovoce")
     except SottovoceError as error:
         notes.print(f"{type(error).__name__}: {error}", markup=False, soft_wrap=True)
         sys.exit(2)
