@@ -61,5 +61,6 @@ def _library() -> str:
 
     from sottovoce.charts import vega_lite_version
 
-    bundle = vl_convert.javascript_bundle(vl_version=vega_lite_version())
+    snippet = "window.vegaEmbed = vegaEmbed;"
+    bundle = vl_convert.javascript_bundle(snippet, vl_version=vega_lite_version())
     return bundle.replace("</script", "<\\/script").replace("<!--", "<\\!--")
