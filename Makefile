@@ -10,7 +10,7 @@ PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKER
 .PHONY: help demo test slow lint format clean
 
 help:
-	@echo "make demo    reproduce the paper's convex experiment into sottovoce-results/estimation"
+	@echo "make demo    train, overhear and show it on a page: sottovoce-demo/index.html"
 	@echo "make test    run the tests"
 	@echo "make slow    run the paper-scale tests"
 	@echo "make lint    check format, lint and types"
@@ -18,7 +18,7 @@ help:
 	@echo "make clean   remove the environment, caches and results"
 
 demo: $(STAMP)
-	$(BIN)/sottovoce reproduce estimation
+	$(BIN)/sottovoce demo
 
 test: $(STAMP)
 	$(PYTEST)
@@ -36,7 +36,7 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix src tests
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist sottovoce-results
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist sottovoce-results sottovoce-demo
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt

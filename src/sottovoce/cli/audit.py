@@ -11,7 +11,7 @@ from sottovoce.algorithms import parse_algorithm
 from sottovoce.attacks import attack_named
 from sottovoce.audit_scores import THRESHOLD, Effort, Row
 from sottovoce.audit_targets import Recorded
-from sottovoce.cli.options import AsJson, GraphName, InsecureSeed, Out
+from sottovoce.cli.options import AsJson, GraphName, InsecureSeed, Out, WritePage
 from sottovoce.cli.show import finish, notes, show_progress
 from sottovoce.errors import AttackError
 from sottovoce.experiments.leakage import row_line
@@ -76,6 +76,7 @@ def audit(
     device: Device = "cpu",
     insecure_seed: InsecureSeed = None,
     out: Out = Path("sottovoce-results/audit"),
+    report: WritePage = False,
     as_json: AsJson = False,
 ) -> None:
     """Train, record the messages, attack them in every way the adversary can, and say what leaked.
@@ -114,7 +115,7 @@ def audit(
         progress=show_progress(),
         report=_say,
     )
-    finish(study, out, as_json)
+    finish(study, out, as_json, report)
 
 
 def leakage(
@@ -132,6 +133,7 @@ def leakage(
     device: Device = "cpu",
     insecure_seed: InsecureSeed = None,
     out: Out = Path("sottovoce-results/leakage"),
+    report: WritePage = False,
     as_json: AsJson = False,
 ) -> None:
     """The attack figures: images recovered under DSGD and PDSGD, and the error over iterations."""
@@ -153,7 +155,7 @@ def leakage(
         progress=show_progress(),
         report=lambda line: notes.print(line, style="dim", markup=False, soft_wrap=True),
     )
-    finish(study, out, as_json)
+    finish(study, out, as_json, report)
 
 
 def _say(row: Row) -> None:

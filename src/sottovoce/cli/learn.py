@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sottovoce import experiments
-from sottovoce.cli.options import AsJson, GraphName, InsecureSeed, Out, Runs
+from sottovoce.cli.options import AsJson, GraphName, InsecureSeed, Out, Runs, WritePage
 from sottovoce.cli.show import finish, notes, show_progress
 from sottovoce.experiments import Study, Training
 from sottovoce.graphs import parse_graph
@@ -57,6 +57,7 @@ def _command(
         insecure_seed: InsecureSeed = None,
         resume: Resume = True,
         out: Out = default_out,
+        report: WritePage = False,
         as_json: AsJson = False,
     ) -> None:
         training = Training(
@@ -80,7 +81,7 @@ def _command(
             checkpoint=_checkpoint(out, resume),
             progress=show_progress(),
         )
-        finish(study, out, as_json)
+        finish(study, out, as_json, report)
         shutil.rmtree(out / "checkpoint")
 
     run.__doc__ = help

@@ -22,3 +22,6 @@ InsecureSeed = Annotated[
     int | None,
     typer.Option("--insecure-seed", help="Make the private numbers repeatable (studies only)."),
 ]
+WritePage = Annotated[
+    bool, typer.Option("--report", help="Write report.html too: all of it on one page.")
+]

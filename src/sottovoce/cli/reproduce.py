@@ -1,5 +1,6 @@
 """`sottovoce reproduce ...`: the paper's experiments."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -7,8 +8,17 @@ import typer
 
 from sottovoce import experiments
 from sottovoce.cli import audit, learn
-from sottovoce.cli.options import AsJson, GraphName, InsecureSeed, Out, Runs, Steps
-from sottovoce.cli.show import finish, show_progress
+from sottovoce.cli.options import AsJson, GraphName, InsecureSeed, Out, Runs, Steps, WritePage
+from sottovoce.cli.show import (
+    finish,
+    notes,
+    print_json,
+    print_table,
+    print_written,
+    show_progress,
+)
+from sottovoce.experiments.everything import INTRO, QUICK, Scale, verdicts
+from sottovoce.experiments.everything import everything as run_all
 from sottovoce.graphs import parse_graph
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -30,6 +40,7 @@ def estimation(
     data_seed: Annotated[int, typer.Option(help="Draws M_i, θ and the measurements.")] = 0,
     insecure_seed: InsecureSeed = None,
     out: Out = _RESULTS / "estimation",
+    report: WritePage = False,
     as_json: AsJson = False,
 ) -> None:
     """The convex experiment: PDSGD against DSGD on decentralized estimation."""
@@ -42,7 +53,7 @@ def estimation(
         insecure_seed=insecure_seed,
         progress=show_progress(),
     )
-    finish(study, out, as_json)
+    finish(study, out, as_json, report)
 
 
 @app.command()
@@ -50,10 +61,11 @@ def bound(
     kappa: Annotated[float, typer.Option(help="Gradient entries are uniform on [-κ, κ].")] = 5.0,
     last_round: Annotated[int, typer.Option(min=10, help="How far the curve goes.")] = 1000,
     out: Out = _RESULTS / "bound",
+    report: WritePage = False,
     as_json: AsJson = False,
 ) -> None:
     """The information-theoretic bound: the paper's 1.0322 nats, and what becomes of them."""
-    finish(experiments.bound_study(kappa=kappa, last_round=last_round), out, as_json)
+    finish(experiments.bound_study(kappa=kappa, last_round=last_round), out, as_json, report)
 
 
 @app.command()
@@ -63,6 +75,7 @@ def rates(
     graph: GraphName = "ring:5",
     insecure_seed: InsecureSeed = None,
     out: Out = _RESULTS / "rates",
+    report: WritePage = False,
     as_json: AsJson = False,
 ) -> None:
     """Measured convergence rates against the remarks' O(k^-1/2)."""
@@ -73,4 +86,43 @@ def rates(
         insecure_seed=insecure_seed,
         progress=show_progress(),
     )
-    finish(study, out, as_json)
+    finish(study, out, as_json, report)
+
+
+@app.command("all")
+def everything(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Minutes: small CNN, shipped images, fewer runs.")
+    ] = False,
+    model: Annotated[str | None, typer.Option(help="paper or small CNN.")] = None,
+    data: Annotated[str | None, typer.Option(help="subset, full or fashion.")] = None,
+    data_dir: learn.DataDir = None,
+    device: learn.Device = "cpu",
+    insecure_seed: InsecureSeed = None,
+    out: Out = _RESULTS / "all",
+    as_json: AsJson = False,
+) -> None:
+    """Every figure and table on one page; continues where it was stopped."""
+    from sottovoce.report import write_page
+
+    scale = QUICK if quick else Scale()
+    studies = run_all(
+        out,
+        replace(
+            scale,
+            model=model or scale.model,
+            data=data or scale.data,
+            data_dir=data_dir,
+            device=device,
+        ),
+        insecure_seed=insecure_seed,
+        progress=show_progress(),
+        say=lambda text: notes.print(text, markup=False, soft_wrap=True),
+    )
+    title = "The paper’s experiments, repeated"
+    page = write_page(out / "index.html", studies, title=title, intro=INTRO)
+    if as_json:
+        print_json([study.to_json() for study in studies])
+    else:
+        print_table(verdicts(studies))
+    print_written([page])

@@ -40,7 +40,7 @@ def print_table(table: Table) -> None:
     # Short cells stay whole and long ones wrap, as long as there is room to wrap them in.
     room = sum(short) + _SHORT * (len(widths) - len(short)) + 3 * len(widths) <= answers.width
     for heading, width in zip(table.headings, widths, strict=True):
-        shown.add_column(escape(heading), no_wrap=room and width <= _SHORT)
+        shown.add_column(escape(heading), no_wrap=room and width <= _SHORT, overflow="fold")
     for row in table.rows:
         shown.add_row(*(escape(str(cell)) for cell in row))
     answers.print(shown)
@@ -66,9 +66,14 @@ def print_written(paths: Iterable[Path]) -> None:
         notes.print(f"wrote {escape(str(path))}", style="dim", soft_wrap=True)
 
 
-def finish(study: Study, out: Path, as_json: bool) -> None:
+def finish(study: Study, out: Path, as_json: bool, report: bool = False) -> None:
     """Write an experiment's files and print what it found."""
-    print_study(study, as_json, study.write(out))
+    written = study.write(out)
+    if report:
+        from sottovoce.report import write_page
+
+        written.append(write_page(out / "report.html", [study], title=study.title))
+    print_study(study, as_json, written)
 
 
 def show_progress() -> bool:
