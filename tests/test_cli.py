@@ -1,0 +1,323 @@
+"""The command line: answers on stdout, everything else on stderr, and exit codes that mean it."""
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from sottovoce.cli import app as cli_app
+from sottovoce.cli import show
+
+CommandLine = Callable[..., "Done"]
+
+
+class Done(NamedTuple):
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        """Everything on stdout, which must be JSON alone."""
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> CommandLine:
+    """Call `sottovoce` with these arguments in an empty folder, as the installed script does."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: object) -> Done:
+        monkeypatch.setattr(sys, "argv", ["sottovoce", *map(str, arguments)])
+        capsys.readouterr()
+        try:
+            cli_app.main()
+            code = 0
+        except SystemExit as stopped:
+            code = int(stopped.code or 0)
+        return Done(code, *capsys.readouterr())
+
+    return call
+
+
+def refused(done: Done, *words: str) -> None:
+    """Exit 2, nothing on stdout, a short message on stderr and no traceback."""
+    assert done.code == 2
+    assert done.out == ""
+    assert "Traceback" not in done.err
+    for word in words:
+        assert word in done.err
+
+
+def test_the_bound_of_the_uniform_law(run: CommandLine) -> None:
+    done = run("bound", "--law", "uniform", "--kappa", 5, "--json")
+    assert done.code == 0
+    assert done.err == ""
+    expected = math.log(5) - np.euler_gamma
+    assert done.json()["entropy_nats"] == pytest.approx(expected, abs=1e-8)
+    error = math.exp(2 * expected) / (2 * math.pi * math.e)
+    assert done.json()["mse_lower_bound"] == pytest.approx(error, abs=1e-8)
+    assert f"{expected:.4f}, {error:.4f}" == "1.0322, 0.4614"
+
+
+@pytest.mark.parametrize(("k", "expected"), [(2, 0.06418), (10, -1.66742), (100, -3.99323)])
+def test_the_bound_of_the_experiments_law(run: CommandLine, k: int, expected: float) -> None:
+    found = run("bound", "--law", "experiment", "--kappa", 5, "--k", k, "--json").json()
+    assert found["entropy_nats"] == pytest.approx(expected, abs=1e-4)
+    assert found["k"] == k
+
+
+@pytest.mark.parametrize("prior", ["uniform", "gaussian", "laplace"])
+def test_the_bound_speaks_to_people(run: CommandLine, prior: str) -> None:
+    done = run("bound", "--prior", prior, "--kappa", 2)
+    assert done.code == 0
+    found = run("bound", "--prior", prior, "--kappa", 2, "--json").json()
+    assert f"{found['entropy_nats']:.6f} nats in round 1" in done.out
+
+
+def test_a_deterministic_stepsize_hides_nothing(run: CommandLine) -> None:
+    found = run("bound", "--law", "deterministic", "--json").json()
+    assert found["entropy_nats"] is None
+    assert found["mse_lower_bound"] == 0
+    assert "hides nothing" in run("bound", "--law", "deterministic").out
+
+
+def test_the_papers_setting_passes_the_check(run: CommandLine) -> None:
+    done = run("check", "--graph", "ring:5", "--stepsize", "experiment", "--json")
+    assert done.code == 0
+    assert done.err == ""
+    found = done.json()
+    assert found["rho"] == pytest.approx(0.5393, abs=1e-4)
+    assert found["all_met"] is True
+    assert found["faults"] == []
+    assert [c["met"] for c in found["conditions"]] == [True] * 5
+    shown = run("check", "--graph", "ring:5", "--stepsize", "experiment")
+    assert shown.code == 0
+    assert "0.539345" in shown.out
+    assert "Every condition" in shown.out
+
+
+def test_a_slowly_falling_mean_is_refused_by_name(run: CommandLine) -> None:
+    done = run("check", "--stepsize", "1/k^0.4", "--json")
+    assert done.code == 1
+    violated = [c["name"] for c in done.json()["conditions"] if not c["met"]]
+    assert violated == ["mean square summable"]
+    assert done.json()["faults"] == [
+        "StepsizeError: Σ mean² diverges for mean 1/k^0.4 (exponent 0.4, must be above 0.5); "
+        "the theorems give no convergence"
+    ]
+
+
+def test_a_boundary_exponent_is_refused_without_a_crash(run: CommandLine) -> None:
+    done = run("check", "--stepsize", "1/k^0.5", "--json")
+    assert done.code == 1
+    assert len(done.json()["faults"]) == 1
+
+
+def test_a_disconnected_graph_is_refused_by_name(run: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "links.txt").write_text("0 1\n1 2\n3 4\n")
+    done = run("check", "--graph", "links.txt", "--json")
+    assert done.code == 1
+    assert done.json()["rho"] is None
+    assert done.json()["faults"] == [
+        "GraphError: the graph has 2 connected components ([0, 1, 2] and [3, 4]); "
+        "agents can agree only on a connected graph"
+    ]
+    assert "2 connected components" in run("check", "--graph", "links.txt").out
+
+
+def test_a_wrong_row_of_w_is_refused_by_name(run: CommandLine, tmp_path: Path) -> None:
+    np.savetxt(tmp_path / "W.csv", [[0.5, 0.5], [0.5, 0.6]], delimiter=",")
+    done = run("check", "--weights", "W.csv", "--json")
+    assert done.code == 1
+    assert done.json()["graph"] == "W.csv"
+    assert any("row 1 sums to 1.1 (off by 0.1)" in fault for fault in done.json()["faults"])
+
+
+def test_a_good_w_passes_and_must_keep_to_the_graph(run: CommandLine, tmp_path: Path) -> None:
+    W = np.full((3, 3), 1 / 3)
+    np.savetxt(tmp_path / "W.csv", W, delimiter=",", fmt="%.17g")
+    assert run("check", "--weights", "W.csv").code == 0
+    assert run("check", "--graph", "complete:3", "--weights", "W.csv").code == 0
+    off = run("check", "--graph", "path:3", "--weights", "W.csv", "--json")
+    assert off.code == 1
+    assert off.json()["faults"] == ["GraphError: W has weights off the graph path:3: (0, 2)"]
+    other = run("check", "--graph", "ring:4", "--weights", "W.csv", "--json")
+    assert other.json()["faults"] == ["GraphError: W is for 3 agents, but ring:4 has 4"]
+
+
+def test_all_faults_are_listed_at_once(run: CommandLine, tmp_path: Path) -> None:
+    W = [[1.1, 0.0, 0.0], [0.0, 0.5, 0.5], [0.0, 0.6, 0.4]]
+    np.savetxt(tmp_path / "W.csv", W, delimiter=",")
+    for arguments in (["--json"], []):
+        done = run("check", "--weights", "W.csv", "--stepsize", "uniform:1/k^0.4", *arguments)
+        assert done.code == 1
+        text = " ".join(done.out.split())
+        for fault in (
+            "row 0 sums to 1.1",
+            "column 1 sums to 1.1",
+            "2 connected components",
+            "Σ mean² diverges",
+            "σ decays like k^-0.4",
+        ):
+            assert fault in text
+
+
+def test_a_graph_is_described(run: CommandLine) -> None:
+    done = run("graph", "ring:5", "--json")
+    assert done.code == 0
+    found = done.json()
+    assert (found["agents"], found["links"], found["diameter"]) == (5, 5, 2)
+    assert found["rho"] == pytest.approx((1 + 2 * math.cos(2 * math.pi / 5)) / 3, abs=1e-12)
+    assert np.sum(found["mixing"], axis=0) == pytest.approx(1, abs=1e-12)
+    assert "mixing" not in run("graph", "ring:50", "--json").json()
+    shown = run("graph", "ring:5")
+    assert "0.539345" in shown.out
+    assert "0.333" in shown.out
+
+
+def test_a_graph_is_drawn_on_request(run: CommandLine, tmp_path: Path) -> None:
+    done = run("graph", "path:3", "--json", "--out", tmp_path / "pictures")
+    assert done.json()["agents"] == 3
+    for ending in ("png", "svg", "html"):
+        assert (tmp_path / "pictures" / f"path-3.{ending}").stat().st_size > 1000
+        assert f"path-3.{ending}" in done.err.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["graph", "rng:5"], ["GraphError", "'rng:5'", "accepted: ring:5"]),
+        (["graph", "ring:0"], ["GraphError", "at least 1"]),
+        (["graph", "ring:5", "--weights", "heavy"], ["GraphError", "metropolis"]),
+        (["graph", "ring:5", "--weights", "none.csv"], ["none.csv"]),
+        (["check", "--graph", "rng:5", "--json"], ["GraphError", "'rng:5'"]),
+        (["check", "--stepsize", "1/n", "--json"], ["StepsizeError", "'1/n'", "accepted"]),
+        (["check", "--stepsize", "0/k"], ["StepsizeError", "must be positive"]),
+        (["bound", "--law", "gauss"], ["PrivacyError", "'gauss'", "experiment, uniform"]),
+        (["bound", "--prior", "cauchy"], ["PrivacyError", "'cauchy'", "laplace"]),
+        (["bound", "--kappa", "-1"], ["PrivacyError", "-1"]),
+        (["bound", "--k", "0"], ["--k"]),
+        (["bound", "--kappa", "five"], ["Usage: sottovoce bound", "--kappa"]),
+        (["check", "--nope"], ["--nope"]),
+        (["nonsense"], ["nonsense"]),
+        (["reproduce", "nonsense"], ["nonsense"]),
+        (["reproduce", "estimation", "--steps", "0"], ["--steps"]),
+        (["reproduce", "estimation", "--runs", "1"], ["SimulationError", "runs is 1"]),
+        (["reproduce", "rates", "--steps", "5"], ["SimulationError", "steps is 5"]),
+        (["reproduce", "estimation", "--graph", "rng:5"], ["GraphError", "'rng:5'"]),
+    ],
+    ids=" ".join,
+)
+def test_bad_usage_exits_with_two(
+    run: CommandLine, arguments: list[str], words: list[str], tmp_path: Path
+) -> None:
+    refused(run(*arguments), *words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_our_own_messages_take_one_line(run: CommandLine) -> None:
+    for arguments in (["graph", "rng:5"], ["check", "--stepsize", "1/n"], ["bound", "--law", "x"]):
+        assert run(*arguments).err.count("\n") == 1
+
+
+def test_a_matrix_that_is_none_is_refused(run: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "W.csv").write_text("a,b\nc,d\n")
+    refused(run("check", "--weights", "W.csv"), "GraphError", "W.csv is not a matrix of numbers")
+
+
+def test_a_folder_that_cannot_be_written_is_said(run: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    refused(run("graph", "ring:5", "--json", "--out", "file/x")._replace(out=""), "file")
+
+
+def test_help_and_version(run: CommandLine) -> None:
+    assert run("--version").out.strip() == cli_app.__version__
+    shown = run("--help")
+    assert shown.code == 0
+    for command in ("reproduce", "check", "bound", "graph"):
+        assert command in shown.out
+        assert run(command, "--help").code == 0
+    for experiment in ("estimation", "bound", "rates"):
+        assert experiment in run("reproduce", "--help").out
+
+
+REPRODUCED: dict[str, list[object]] = {
+    "estimation": ["--runs", 20, "--steps", 50, "--scale", 1],
+    "rates": ["--runs", 4, "--steps", 50],
+    "bound": ["--last-round", 10],
+}
+
+
+@pytest.mark.parametrize("name", list(REPRODUCED))
+def test_experiments_write_what_they_print(run: CommandLine, name: str, tmp_path: Path) -> None:
+    done = run("reproduce", name, *REPRODUCED[name], "--json", "--out", tmp_path / "out")
+    assert done.code == 0
+    printed = done.json()
+    written = {path.name: path for path in (tmp_path / "out").iterdir()}
+    assert set(written) == {f"{name}.{ending}" for ending in ("json", "png", "svg", "html")}
+    assert json.loads(written[f"{name}.json"].read_text()) == printed
+    assert written[f"{name}.png"].read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in written[f"{name}.svg"].read_text()[:500]
+    assert "vega" in written[f"{name}.html"].read_text().lower()
+    assert all(path in done.err.replace("\n", "") for path in written)
+    assert printed["name"] == name
+    assert printed["command"].startswith(f"sottovoce reproduce {name}")
+    assert all(str(value) in printed["command"] for value in REPRODUCED[name])
+
+
+def test_people_get_tables_and_sentences(run: CommandLine, tmp_path: Path) -> None:
+    done = run("reproduce", "estimation", *REPRODUCED["estimation"], "--out", tmp_path / "out")
+    study = json.loads((tmp_path / "out" / "estimation.json").read_text())
+    text = " ".join(done.out.split())
+    assert study["claim"] in text
+    for sentence in study["findings"]:
+        assert sentence in text
+    for row in study["tables"][0]["rows"]:
+        for cell in row:
+            assert cell in text
+    assert max(map(len, done.out.splitlines())) <= 80
+
+
+def test_wide_tables_lose_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(show, "answers", Console(width=60))
+    cells = [f"cell {'x' * 14} {column}" for column in range(5)]
+    show.print_table(show.Table("wide", [f"heading {i}" for i in range(5)], [cells]))
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert shown.count("x") == 5 * 14
+
+
+def test_interruption_is_no_traceback(run: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli_app, "app", interrupt)
+    done = run("graph", "ring:5")
+    assert (done.code, done.out, done.err.strip()) == (130, "", "interrupted")
+
+
+def test_a_process_exits_as_the_function_does() -> None:
+    """A failed check leaves exit code 1, JSON alone on stdout and nothing on stderr."""
+    code = "from sottovoce.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "check", "--stepsize", "1/k^0.4", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["all_met"] is False
+    assert done.stderr == ""
