@@ -200,6 +200,7 @@ def _estimates(
     """Estimates of all targets that can be attacked, which these are, and why others cannot."""
     gradients, states, attacked, refused = [], [], [], ""
     scale_known = True
+    start = view.start.double() if round == 1 and view.start is not None else None
     found: dict[int, Estimate | None] = {}
     for place, (run, agent) in enumerate(pairs):
         if agent not in found:
@@ -210,7 +211,8 @@ def _estimates(
         one = found[agent]
         if one is not None:
             gradients.append(one.gradient[run])
-            states.append(one.state[run])
+            # In round 1 the public starting point is the state.
+            states.append(one.state[run] if start is None else start[run])
             attacked.append(place)
             scale_known &= one.scale_known
     if not attacked:
