@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from sottovoce import datasets, models
 from sottovoce.errors import AttackError
-from sottovoce.gradient_matching import BatchedGradient, Inputs, compress, total_variation
+from sottovoce.gradient_matching import BatchedGradient, Inputs, compress, jumps, total_variation
 from sottovoce.image_metrics import (
     blind_guess,
     gradient_cosine,
@@ -102,6 +102,26 @@ def test_dlg_recovers_images_and_labels_from_exact_gradients(victims):
     assert not found.diverged.any()
 
 
+def test_dlg_confined_to_the_box_with_inferred_labels_recovers_images(victims):
+    labels = infer_label(victims.model, victims.gradient).labels
+    model, state, gradient = victims.model, victims.state, victims.gradient
+    found = dlg(model, state, gradient, INPUTS, labels=labels, confined=True, search=QUICK)
+    assert victims.error(found) < 1
+    assert found.images.min() >= 0
+    assert found.images.max() <= 1
+
+
+def test_only_models_whose_gradients_jump_are_warmed_up(victims):
+    assert jumps(models.paper_cnn())
+    assert jumps(models.small_cnn("relu"))
+    assert not jumps(models.small_cnn("sigmoid"))
+    search = Search(iterations=2, warmup=3, restarts=1, trace=(0, 3, 5))
+    found = victims.project(victims.gradient[:1], search)
+    assert found.iterations.tolist() == [5]
+    assert not torch.equal(found.trace[0], found.trace[1])
+    torch.testing.assert_close(found.trace[2], found.images)
+
+
 def test_projection_of_noise_is_no_better_than_a_blind_guess(victims):
     found = victims.project(victims.noise(), Search(iterations=60, restarts=1))
     assert victims.error(found) > victims.blind
@@ -173,7 +193,7 @@ def test_more_restarts_never_leave_a_higher_loss(victims):
 
 
 def test_the_trace_begins_at_the_start_and_ends_at_the_result(victims):
-    found = victims.project(victims.gradient[:2], Search(30, 2, trace=(0, 10, 30)))
+    found = victims.project(victims.gradient[:2], Search(30, restarts=2, trace=(0, 10, 30)))
     assert found.trace is not None
     assert found.trace.shape == (3, 2, 1, 1, 28, 28)
     torch.testing.assert_close(found.trace[-1], found.images)
@@ -183,7 +203,7 @@ def test_the_trace_begins_at_the_start_and_ends_at_the_result(victims):
 
 def test_equal_seeds_give_equal_images_and_chunks_do_not_matter(victims):
     results = [
-        victims.project(victims.gradient[:2], Search(10, 2, seed=seed, chunk=chunk)).images
+        victims.project(victims.gradient[:2], Search(10, restarts=2, seed=seed, chunk=chunk)).images
         for seed, chunk in ((5, None), (5, None), (5, 1), (6, None))
     ]
     assert torch.equal(results[0], results[1])
@@ -196,7 +216,12 @@ def test_a_batch_of_two_is_recovered_with_known_labels(victims):
     pixels, labels = victims.images[:2, 0], victims.labels[:2, 0]
     gradient = gradient_by_autograd(victims.model, pixels, labels, inputs)[None]
     found = projection(
-        victims.model, victims.state, gradient, inputs, labels=labels[None], search=Search(200, 2)
+        victims.model,
+        victims.state,
+        gradient,
+        inputs,
+        labels=labels[None],
+        search=Search(200, restarts=2),
     )
     order = match_batch(found.images, pixels[None])[0]
     error = summed_squared_error(found.images[0, order], pixels)

@@ -4,7 +4,8 @@ Many candidates are evaluated in one vectorised pass, each at its own parameter 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -62,7 +63,7 @@ class BatchedGradient:
     """The flat gradient of the cross entropy for many (parameters, inputs, labels) at once.
 
     The order of its coordinates is that of torch.nn.utils.parameters_to_vector. `chunk` problems
-    are vectorised together; 1 means a plain loop, which large models on a CPU prefer.
+    are vectorised together; 1 means a plain loop.
     """
 
     def __init__(self, model: nn.Module, dimension: int, device: torch.device, chunk: int | None):
@@ -111,6 +112,28 @@ class BatchedGradient:
             return torch.stack(rows)
         gradients: Tensor = vmap(self.one)(vectors, fed, labels)
         return gradients
+
+
+def jumps(model: nn.Module) -> bool:
+    """Say whether the gradient of the weights jumps as the input moves: max pooling and ReLU do."""
+    kinds = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.ReLU, nn.LeakyReLU, nn.Hardtanh)
+    return any(isinstance(module, kinds) for module in model.modules())
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Keep convolutions in full float32 on a GPU: TF32 errors of 1e-3 stop any line search."""
+    if device.type != "cuda":
+        yield
+        return
+    cudnn = torch.backends.cudnn
+    with cudnn.flags(
+        enabled=cudnn.enabled,
+        benchmark=cudnn.benchmark,
+        deterministic=cudnn.deterministic,
+        allow_tf32=False,
+    ):
+        yield
 
 
 def classes_of(model: nn.Module, gradient: BatchedGradient, state: Tensor, inputs: Inputs) -> int:

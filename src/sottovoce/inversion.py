@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from sottovoce.batched_adam import descend
 from sottovoce.batched_lbfgs import Minimum, minimise
 from sottovoce.errors import AttackError
 from sottovoce.gradient_matching import (
@@ -18,6 +19,8 @@ from sottovoce.gradient_matching import (
     Inputs,
     Mismatch,
     classes_of,
+    full_precision,
+    jumps,
     misalignment,
     squared_distance,
     total_variation,
@@ -32,24 +35,27 @@ class Search:
     """How hard an inversion searches.
 
     Attributes:
-        iterations: L-BFGS steps of each restart.
+        iterations: the most L-BFGS steps of each restart.
+        warmup: Adam steps before those. None takes 1000 for a model with max pooling or ReLU, whose
+            gradients jump and would stop a line search early, and 0 for a smooth model.
         restarts: starting points for each target; the one with the lowest loss is kept.
         seed: of the starting points.
-        trace: iterations at which to keep the images, 0 being the start.
+        trace: iterations, warmup included, at which to keep the images; 0 is the start.
         chunk: problems evaluated together; None chooses by model size and device.
     """
 
     iterations: int = 200
+    warmup: int | None = None
     restarts: int = 2
     seed: int = 0
     trace: Sequence[int] = ()
     chunk: int | None = None
 
     def __post_init__(self) -> None:
-        if self.iterations < 1 or self.restarts < 1:
+        if self.iterations < 1 or self.restarts < 1 or (self.warmup or 0) < 0:
             raise AttackError(
-                f"iterations and restarts must be at least 1, got {self.iterations} and "
-                f"{self.restarts}"
+                "iterations and restarts must be at least 1 and warmup at least 0, got "
+                f"{self.iterations}, {self.restarts} and {self.warmup}"
             )
 
 
@@ -64,7 +70,7 @@ class Inversion:
         residual: (targets,), the share of the estimate's squared norm that the images leave
             unexplained (after `projection`'s compression, if any); 0 is a perfect match.
         diverged: (targets,), whether the search failed: non-finite values, or a residual above 1/2.
-        iterations: (targets,), steps that the best restart took.
+        iterations: (targets,), steps that the best restart took, warmup included.
         trace: (len(search.trace), targets, batch, *shape), or None; the best restart's images.
     """
 
@@ -99,6 +105,7 @@ class _Problem:
         self.targets = len(gradient)
         self.compute = BatchedGradient(model, gradient.shape[1], gradient.device, search.chunk)
         self.classes = classes_of(model, self.compute, self.state[0], inputs)
+        self.warmup = search.warmup if search.warmup is not None else 1000 * jumps(model)
         self.rows = self.targets * search.restarts
         self.target_of = torch.arange(self.rows, device=gradient.device) // search.restarts
 
@@ -140,12 +147,17 @@ class _Problem:
             if iteration in wanted:
                 kept[iteration] = x.clone()
 
+        def objective(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+            return self.evaluate(points, rows, decode, mismatch, variation)
+
+        if self.warmup:
+            start = descend(objective, start, iterations=self.warmup, observer=keep)
         found = minimise(
-            lambda u, rows: self.evaluate(u, rows, decode, mismatch, variation),
+            objective,
             start,
             iterations=self.search.iterations,
             loss_tolerance=torch.finfo(start.dtype).eps ** 2,
-            observer=keep,
+            observer=lambda k, x: keep(self.warmup + k, x),
         )
         best = self._best(found)
         images, labels = self._decoded(found.x, best, decode)
@@ -158,7 +170,7 @@ class _Problem:
             found.loss[best],
             residual,
             ~finite | (residual > 0.5),
-            found.iterations[best],
+            found.iterations[best] + self.warmup,
             torch.stack(trace) if trace else None,
         )
 
@@ -178,6 +190,8 @@ def dlg(
     gradient: Tensor,
     inputs: Inputs,
     *,
+    labels: Tensor | None = None,
+    confined: bool = False,
     spread: float = 0.3,
     search: Search | None = None,
 ) -> Inversion:
@@ -191,19 +205,31 @@ def dlg(
         model: a classifier trained by cross entropy; its weights are not read.
         state: (targets, d) or (d,), the parameters at which the gradients were taken, or a guess.
         gradient: (targets, d), flat in the order of parameters_to_vector.
-        spread: standard deviation of the starting inputs; the original's 1 saturates the first
-            layer of a sigmoid network with large weights.
+        labels: fixed labels in place of the joint search, in the shapes that `projection` takes;
+            with those of `infer_label` this is the attack of Zhao, Mopuri and Bilen (2020).
+        confined: whether to search inside the pixel box, as `projection` does; the original does
+            not, and is much slower on networks with max pooling.
+        spread: standard deviation of the unconfined starting inputs; the original's 1 saturates
+            the first layer of a sigmoid network with large weights.
     """
     problem = _Problem(model, state, gradient, inputs, search or Search())
+    hard = None if labels is None else _label_rows(problem, model, labels)
 
     def decode(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        fed = points[:, : inputs.size].view(-1, inputs.batch_size, *inputs.shape)
+        free = points[:, : inputs.size].view(-1, inputs.batch_size, *inputs.shape)
+        pixels = _in_box(free, inputs) if confined else inputs.pixels(free)
+        if hard is not None:
+            return pixels, hard[rows]
         scores = points[:, inputs.size :].view(-1, inputs.batch_size, problem.classes)
-        return inputs.pixels(fed), scores.softmax(-1)
+        return pixels, scores.softmax(-1)
 
-    start = problem.normal(inputs.size + inputs.batch_size * problem.classes)
-    start[:, : inputs.size] *= spread
-    return problem.solve(start, decode, squared_distance, 0.0)
+    joint = inputs.batch_size * problem.classes if hard is None else 0
+    start = problem.normal(inputs.size + joint)
+    start[:, : inputs.size] *= 0.2 if confined else spread
+    if confined:
+        start[:, : inputs.size] += _levels(problem)[:, None]
+    with full_precision(gradient.device):
+        return problem.solve(start, decode, squared_distance, 0.0)
 
 
 def projection(
@@ -240,7 +266,7 @@ def projection(
 
     def decode(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         angles = points[:, : inputs.size].view(-1, inputs.batch_size, *inputs.shape)
-        pixels = inputs.low + (inputs.high - inputs.low) * (1 + angles.sin()) / 2
+        pixels = _in_box(angles, inputs)
         if hard is not None:
             return pixels, hard[rows]
         scores = points[:, inputs.size :].view(-1, inputs.batch_size, problem.classes)
@@ -249,7 +275,12 @@ def projection(
     free = inputs.batch_size * problem.classes if soft else 0
     start = 0.2 * problem.normal(inputs.size + free)
     start[:, : inputs.size] += _levels(problem)[:, None]
-    return problem.solve(start, decode, misalignment(power), total_variation)
+    with full_precision(gradient.device):
+        return problem.solve(start, decode, misalignment(power), total_variation)
+
+
+def _in_box(angles: Tensor, inputs: Inputs) -> Tensor:
+    return inputs.low + (inputs.high - inputs.low) * (1 + angles.sin()) / 2
 
 
 def _levels(problem: _Problem) -> Tensor:
