@@ -11,7 +11,7 @@ import torch
 
 from sottovoce.errors import ResultError, SimulationError
 from sottovoce.experiments import Study, bound_study, estimation, rates
-from sottovoce.experiments.estimation import _compare, _phases_text
+from sottovoce.experiments.estimation import _compare, _overall, _phases_text
 from sottovoce.experiments.rates import _slope
 from sottovoce.results import Result
 
@@ -110,6 +110,23 @@ def test_verdicts_are_those_of_a_known_case() -> None:
     assert found["final_verdict"] == "worse"
     assert found["final_ratio"] == pytest.approx(1.5)
     assert _phases_text([{"from": 1, "to": 9, "pdsgd": "equal"}]) == "nowhere distinguishable"
+
+
+def test_the_verdict_in_words_is_that_of_the_numbers() -> None:
+    def case(final: str, *phases: str) -> dict[str, Any]:
+        return {"final_verdict": final, "phases": [{"pdsgd": phase} for phase in phases]}
+
+    assert _overall({0.5: case("better", "better")}) == (
+        "The paper's claim held at every scale tried, through the last round."
+    )
+    assert _overall({0.5: case("worse", "worse"), 1.0: case("equal", "better", "equal")}) == (
+        "The paper's claim held in part: PDSGD is ahead in some rounds for scale 1; at the last "
+        "round it is more accurate for no scale, less accurate for scale 0.5."
+    )
+    assert _overall({k: case("worse", "worse") for k in (1.0, 2.0, 3.0)}) == (
+        "The paper's claim did not hold: PDSGD is ahead in no round; at the last round it is more "
+        "accurate for no scale, less accurate for scale 1, 2 and 3."
+    )
 
 
 def test_estimation_is_repeatable_and_free_without_a_seed() -> None:

@@ -93,7 +93,7 @@ def estimation(
         "estimation",
         "Decentralized estimation: PDSGD against DSGD",
         CLAIM,
-        True if faster and as_accurate else None,
+        True if faster and as_accurate else (None if _ahead(comparisons) else False),
         findings,
         data,
         command,
@@ -160,10 +160,25 @@ def _overall(comparisons: dict[float, dict[str, Any]]) -> str:
     worse = [scale for scale, c in comparisons.items() if c["final_verdict"] == "worse"]
     if len(better) == len(comparisons):
         return "The paper's claim held at every scale tried, through the last round."
-    return (
-        "The paper's claim held in part: at the last round PDSGD is more accurate for "
-        f"{_list(better)}, less accurate for {_list(worse)}."
+    ahead = _ahead(comparisons)
+    held = (
+        f"The paper's claim held in part: PDSGD is ahead in some rounds for {_list(ahead)}"
+        if ahead
+        else "The paper's claim did not hold: PDSGD is ahead in no round"
     )
+    return (
+        f"{held}; at the last round it is more accurate for {_list(better)}, less accurate for "
+        f"{_list(worse)}."
+    )
+
+
+def _ahead(comparisons: dict[float, dict[str, Any]]) -> list[float]:
+    """The scales at which PDSGD is better in some round."""
+    return [
+        scale
+        for scale, c in comparisons.items()
+        if any(phase["pdsgd"] == "better" for phase in c["phases"])
+    ]
 
 
 def _ablation_sentence(found: dict[float, dict[str, Result]]) -> str:
@@ -194,7 +209,10 @@ def _span(first: int, last: int) -> str:
 
 
 def _list(scales: Sequence[float]) -> str:
-    return f"scale {' and '.join(f'{s:g}' for s in scales)}" if scales else "no scale"
+    if not scales:
+        return "no scale"
+    *first, last = (f"{scale:g}" for scale in scales)
+    return f"scale {', '.join(first)} and {last}" if first else f"scale {last}"
 
 
 def _curves(pair: dict[str, Result]) -> dict[str, Any]:
