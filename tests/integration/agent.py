@@ -1,4 +1,4 @@
-"""What one agent does in the tests that start real processes: `agent.py <scenario> <folder> ...`."""
+"""What one agent does in tests that start real processes: `agent.py <scenario> <folder> ...`."""
 
 import json
 import os
@@ -26,9 +26,7 @@ from sottovoce.storage import write_tensors
 SEED = 11
 
 
-def insecure_optimizer(
-    params: list[Any], *arguments: Any, **options: Any
-) -> sd.DecentralizedSGD:
+def insecure_optimizer(params: list[Any], *arguments: Any, **options: Any) -> sd.DecentralizedSGD:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InsecureSeedWarning)
         return sd.DecentralizedSGD(params, *arguments, insecure_seed=SEED, **options)
@@ -163,9 +161,7 @@ def behaviour(folder: Path) -> None:
 
     other.zero_grad()
     seen["zero_grad"] = all(p.grad is None for p in again.parameters())
-    refused(
-        seen, "scheduler", lambda: torch.optim.lr_scheduler.StepLR(other, step_size=1)
-    )
+    refused(seen, "scheduler", lambda: torch.optim.lr_scheduler.StepLR(other, step_size=1))
     refused(seen, "add_group", lambda: other.add_param_group({"params": [nn.Parameter(inputs)]}))
     before = torch.cat([p.detach().reshape(-1) for p in again.parameters()])
     again[0].weight.grad = torch.full_like(again[0].weight, float("nan"))
@@ -215,7 +211,10 @@ def training(folder: Path, rounds: int, every: int, doomed: int, kills: str) -> 
     point = nn.Parameter(torch.zeros(cases.TRAINING_DIMENSION, dtype=torch.float64))
     timeout = float(os.environ.get("TEST_TIMEOUT", "20"))
     optimizer = insecure_optimizer(
-        [point], ring(dist.get_world_size()), PDSGD(), Stepsize(cases.HALF, Uniform()),
+        [point],
+        ring(dist.get_world_size()),
+        PDSGD(),
+        Stepsize(cases.HALF, Uniform()),
         timeout=timeout,
     )
     resumed = optimizer.resume(folder)

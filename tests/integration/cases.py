@@ -57,7 +57,10 @@ def equality_cases() -> dict[str, Case]:
     quadratic, erdos = problems["quadratic"], erdos_renyi(5, 0.5, 3)
     scales = Power((0.1, 0.2, 0.3, 0.2, 0.1), 1.0)
     cases["deviating"] = Case(
-        quadratic, PDSGD("dirichlet"), erdos, Stepsize(HALF, Experiment(), deviation=PrivateDeviation(30, 0.5))
+        quadratic,
+        PDSGD("dirichlet"),
+        erdos,
+        Stepsize(HALF, Experiment(), deviation=PrivateDeviation(30, 0.5)),
     )
     cases["one-number"] = Case(quadratic, PDSGD(), erdos, Stepsize(HALF, Uniform(), "agent"))
     cases["own-scales"] = Case(quadratic, PDSGD("equal"), ring(5), Stepsize(scales, Uniform()))

@@ -5,6 +5,8 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+import cases
+import launching
 import pytest
 import torch
 from torch import Tensor
@@ -14,9 +16,6 @@ from sottovoce.distributed import join_recordings
 from sottovoce.distributed.frames import HEADER_BYTES, TRAILER_BYTES
 from sottovoce.randomness import private_streams
 from sottovoce.storage import read_tensors
-
-import cases
-import launching
 
 pytestmark = pytest.mark.integration
 SEED = 11

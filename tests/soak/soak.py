@@ -12,8 +12,10 @@ import signal
 import struct
 import sys
 import time
+import traceback
 import warnings
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,11 +29,12 @@ import launching
 import sottovoce.distributed as sd
 from sottovoce import PDSGD, Power, Stepsize, Uniform, ring
 from sottovoce.distributed.checkpoint import Checkpoints
-from sottovoce.distributed.exchange import Exchange
 from sottovoce.distributed.frames import Frame
-from sottovoce.errors import DistributedError, MessageError
+from sottovoce.errors import MessageError, PeerLost
 from sottovoce.randomness import InsecureSeedWarning
 
+LOST = 3
+"""The exit code of an agent that ended with `PeerLost`."""
 DIMENSION = 50_000
 STEPSIZE = Stepsize(Power(0.5, 0.75), Uniform())
 
@@ -52,8 +55,10 @@ def fork_agents(agents: int, act: object) -> list[int]:
             sd.connect(timeout=60)
             act(agent)  # type: ignore[operator]
             code = 0
-        except DistributedError as error:
-            print(f"agent {agent}: {type(error).__name__}", file=sys.stderr)
+        except PeerLost:
+            code = LOST
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(code)
     return children
@@ -68,7 +73,7 @@ def optimizer_for(point: nn.Parameter, agents: int, timeout: float) -> sd.Decent
 
 
 def kills(times: int = 30, agents: int = 3) -> dict[str, object]:
-    """Kill an agent at a random moment, `times` times; after each all must resume from a checkpoint."""
+    """Kill an agent at random moments; after each kill all must resume from a checkpoint."""
     rng = random.Random(0)
     resumed: list[int] = []
     with TemporaryDirectory() as name:
@@ -90,8 +95,11 @@ def kills(times: int = 30, agents: int = 3) -> dict[str, object]:
             for agent in range(agents):
                 (folder / f"start-{agent}").unlink(missing_ok=True)
             children = fork_agents(agents, train)
+            deadline = time.monotonic() + 60
             while not all((folder / f"start-{agent}").exists() for agent in range(agents)):
                 time.sleep(0.01)
+                if time.monotonic() > deadline:
+                    raise SystemExit(f"the agents did not start again after kill {number}")
             starts = {(folder / f"start-{agent}").read_text() for agent in range(agents)}
             if len(starts) != 1:
                 raise SystemExit(f"the agents resumed from different rounds: {starts}")
@@ -109,8 +117,12 @@ def kills(times: int = 30, agents: int = 3) -> dict[str, object]:
                 store = Checkpoints(folder, agent, {}, 1)
                 files = [p for p in store.folder.glob("round-*") if p.suffix == ".safetensors"]
                 if len(store.rounds()) != len(files):
-                    raise SystemExit(f"after kill {number + 1} agent {agent} has a broken checkpoint")
-    loadable = sum(after > before for before, after in zip(resumed, resumed[1:], strict=False))
+                    raise SystemExit(
+                        f"after kill {number + 1} agent {agent} has a broken checkpoint"
+                    )
+    loadable = sum(after > before for before, after in pairwise(resumed))
+    if set(survivors_codes) != {LOST}:
+        raise SystemExit(f"survivors did not end with PeerLost: {survivors_codes}")
     if min(resumed[1:]) == 0 or sorted(resumed) != resumed:
         raise SystemExit(f"a restart lost rounds: {resumed}")
     return {
@@ -118,7 +130,7 @@ def kills(times: int = 30, agents: int = 3) -> dict[str, object]:
         "restarts that loaded a common checkpoint": sum(round > 0 for round in resumed[1:]),
         "restarts that were further than the one before": loadable,
         "last resumed round": resumed[-1],
-        "survivors by exit code": dict(survivors_codes),
+        "survivors that ended with PeerLost": survivors_codes[LOST],
         "slowest end of all survivors, seconds": round(slowest, 2),
     }
 
@@ -129,8 +141,21 @@ def mutated(frame: Frame, round: int, rng: random.Random) -> tuple[str, torch.Te
     frame.stamp(round)
     content = frame.bytes.clone()
     raw = content.numpy()
-    kind = rng.choice(["short", "long", "round", "sender", "receiver", "NaN", "infinity", "noise",
-                       "dimension", "end", "empty"])
+    kind = rng.choice(
+        [
+            "short",
+            "long",
+            "round",
+            "sender",
+            "receiver",
+            "NaN",
+            "infinity",
+            "noise",
+            "dimension",
+            "end",
+            "empty",
+        ]
+    )
     if kind == "short":
         content = content[: rng.randrange(1, len(content))]
     elif kind == "empty":
@@ -146,9 +171,12 @@ def mutated(frame: Frame, round: int, rng: random.Random) -> tuple[str, torch.Te
     elif kind == "end":
         raw[-8:] = 0
     else:
-        at, width = {"round": (16, 8), "sender": (24, 4), "receiver": (28, 4), "dimension": (32, 8)}[
-            kind
-        ]
+        at, width = {
+            "round": (16, 8),
+            "sender": (24, 4),
+            "receiver": (28, 4),
+            "dimension": (32, 8),
+        }[kind]
         old = int.from_bytes(raw[at : at + width].tobytes(), "little")
         new = (old + rng.randrange(1, 1 << 31)) % (1 << 8 * width)
         raw[at : at + width] = list(new.to_bytes(width, "little"))
@@ -187,8 +215,11 @@ def fuzz(messages: int = 10_000, dimension: int = 500) -> dict[str, object]:
         seen = json.loads(report.read_text())
     if seen != {"MessageError": messages}:
         raise SystemExit(f"not every message was refused: {seen}")
-    return {"messages": messages, "refused with MessageError": seen["MessageError"],
-            "crashes, hangs, changed states": 0}
+    return {
+        "messages": messages,
+        "refused with MessageError": seen["MessageError"],
+        "crashes, hangs, changed states": 0,
+    }
 
 
 def attack(optimizer: sd.DecentralizedSGD, messages: int, dimension: int) -> None:

@@ -7,8 +7,6 @@ import typer
 
 from sottovoce.cli.options import AsJson, GraphName, InsecureSeed
 from sottovoce.cli.show import answers, print_json
-from sottovoce.distributed.launch import Training
-from sottovoce.distributed.launch import train as start
 
 
 def train(
@@ -42,6 +40,9 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train a CNN on MNIST with one process for each agent, under torchrun on this machine."""
+    from sottovoce.distributed.launch import Training
+    from sottovoce.distributed.launch import train as start
+
     training = Training(
         graph=graph,
         algorithm=algorithm,

@@ -53,7 +53,12 @@ class Checkpoints:
         if _STATE in tensors:
             raise DistributedError(f"the tensor name {_STATE!r} is taken; accepted: any other name")
         path = self._path(round)
-        header = {"agent": self._agent, "round": round, "shared": self._shared, "facts": dict(facts)}
+        header = {
+            "agent": self._agent,
+            "round": round,
+            "shared": self._shared,
+            "facts": dict(facts),
+        }
         write_tensors(path, {_STATE: state, **tensors}, header)
         _sync(self.folder)
         self._prune(round)

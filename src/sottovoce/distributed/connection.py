@@ -8,6 +8,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from sottovoce.errors import DistributedError
 
@@ -38,7 +40,7 @@ def connect(device: torch.device | str = "cpu", timeout: float = 300.0) -> int:
         interfaces = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interfaces[0] if interfaces else "lo")
     wait = timedelta(seconds=timeout)
-    store, agent, agents = next(iter(dist.rendezvous("env://", timeout=wait)))
+    store, agent, agents = next(rendezvous("env://", timeout=wait))
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=_meet(store, agent, agents, timeout),
@@ -46,10 +48,10 @@ def connect(device: torch.device | str = "cpu", timeout: float = 300.0) -> int:
         world_size=agents,
         timeout=wait,
     )
-    return agent
+    return int(agent)
 
 
-def _meet(store: dist.Store, agent: int, agents: int, timeout: float) -> dist.Store:
+def _meet(store: Store, agent: int, agents: int, timeout: float) -> Store:
     """A part of the store that only processes alive now have seen.
 
     Every process announces itself with a fresh number. Agent 0 invites the numbers that it finds
@@ -74,7 +76,7 @@ def _meet(store: dist.Store, agent: int, agents: int, timeout: float) -> dist.St
             if agent == 0 and store.check(accepted):
                 store.set(f"sottovoce/{token}/start", "yes")
             if store.check([f"sottovoce/{token}/start"]):
-                return dist.PrefixStore(f"sottovoce/{token}", store)
+                return PrefixStore(f"sottovoce/{token}", store)
         time.sleep(_SECONDS_BETWEEN_LOOKS)
     missing = [str(other) for other in range(agents) if not store.check([names[other]])]
     raise DistributedError(

@@ -31,7 +31,5 @@ def consensus_error(optimizer: DecentralizedSGD) -> float:
     """
     distance = optimizer.state_vector.double() - mean_model(optimizer).double()
     total = distance.square().sum().to(optimizer.exchange_device).reshape(1)
-    finish(
-        lambda: dist.all_reduce(total, async_op=True), optimizer.timeout, "the consensus error"
-    )
+    finish(lambda: dist.all_reduce(total, async_op=True), optimizer.timeout, "the consensus error")
     return float(torch.sqrt(total / optimizer.graph.agents))

@@ -104,7 +104,9 @@ class Inbox(Frame):
         if self._spacious and _read(self.bytes, self.size, GUARD_BYTES) != self._guard:
             raise self._error(round, f"it is longer than the {self.size} bytes expected")
         if _read(self.bytes, self.end, TRAILER_BYTES) != _TRAILER.pack(round ^ _TRAILER_MASK):
-            raise self._error(round, f"it is not the {self.size} bytes expected: its end is missing")
+            raise self._error(
+                round, f"it is not the {self.size} bytes expected: its end is missing"
+            )
         if not all_finite(self.payload):
             raise self._error(round, "it holds NaN or infinite numbers")
 

@@ -27,7 +27,10 @@ _COUNTS = 16
 
 
 def shared_facts(
-    graph: Graph, algorithm: Algorithm, stepsize: Stepsize, shapes: list[tuple[int, ...]],
+    graph: Graph,
+    algorithm: Algorithm,
+    stepsize: Stepsize,
+    shapes: list[tuple[int, ...]],
     dtype: torch.dtype,
 ) -> dict[str, Any]:
     """What must agree among all agents, by the name under which a mismatch is reported."""
@@ -45,10 +48,12 @@ def shared_facts(
 
 
 def agree(facts: dict[str, Any], device: torch.device, timeout: float) -> None:
-    """Compare `facts` with every agent's; on a mismatch all agents raise, naming field and values."""
+    """Compare `facts` with every agent's; on a mismatch all raise, naming field and values."""
     text = json.dumps(facts).encode()
     if len(text) > _FACT_BYTES:
-        raise DistributedError(f"the shared facts take {len(text)} bytes; {_FACT_BYTES} are accepted")
+        raise DistributedError(
+            f"the shared facts take {len(text)} bytes; {_FACT_BYTES} are accepted"
+        )
     own = torch.zeros(_FACT_BYTES, dtype=torch.uint8)
     own[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     everybody = [_read(sheet) for sheet in gather(own, device, timeout, "the start-up check")]

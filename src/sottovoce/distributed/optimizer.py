@@ -167,7 +167,7 @@ class DecentralizedSGD(torch.optim.Optimizer):
         return checkpoint if round else None
 
     def save_recording(self, stem: str | Path) -> None:
-        """Write `stem.json` and `stem.safetensors` with all that this agent sent, got and computed."""
+        """Write to `stem.json` and `stem.safetensors` what this agent sent, got and computed."""
         if self._recorder is None:
             raise DistributedError("nothing was recorded; create the optimizer with record=True")
         self._recorder.save(stem)
@@ -295,7 +295,9 @@ class DecentralizedSGD(torch.optim.Optimizer):
         weights = self._routes.weight.to(state.dtype)
         parts = algorithm.coefficients(self._routes, self.streams, round)[0].to(step.dtype)
         # The own message last: it is computed while the others travel.
-        order = sorted(range(len(self._receivers)), key=lambda at: self._receivers[at] == self.agent)
+        order = sorted(
+            range(len(self._receivers)), key=lambda at: self._receivers[at] == self.agent
+        )
         for at in order:
             i = self._receivers[at]
             self._write_message(targets[i], weights[at], parts[at])

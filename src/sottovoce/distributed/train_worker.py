@@ -66,7 +66,7 @@ def run(training: Training) -> None:
 
 
 def stepsize_of(text: str | None, algorithm: Algorithm, rounds: int) -> Stepsize:
-    """The stepsize that `text` describes, k counting epochs of `rounds` unless it says otherwise."""
+    """The stepsize of `text`, k counting epochs of `rounds` unless it says otherwise."""
     if text is None:
         return replace(algorithm.default_stepsize, schedule=Power(0.3, block=rounds))
     return parse_stepsize(text if "block=" in text else f"{text}:block={rounds}")
