@@ -126,7 +126,7 @@ def leakage(
     iterations: Iterations = 300,
     warmup: Warmup = None,
     restarts: Restarts = 2,
-    scale: Annotated[float, typer.Option(help="c in the mean stepsize c/k.")] = 0.05,
+    scale: Annotated[float | None, typer.Option(help="c in the mean stepsize c/k.")] = None,
     data: Data = "subset",
     data_dir: DataDir = None,
     graph: GraphName = "ring:5",

@@ -102,7 +102,7 @@ def leakage(
     warmup: int | None = None,
     restarts: int = 2,
     confined: bool | None = None,
-    scale: float = 0.05,
+    scale: float | None = None,
     weights: str | None = None,
     data: str = "subset",
     data_dir: str | None = None,
@@ -116,7 +116,7 @@ def leakage(
     """The paper's attacker on DSGD and PDSGD, then elimination and chain on the same transcripts.
 
     A batch is one image; an eavesdropper attacks round `round` of training with the mean stepsize
-    scale/k. weights: as for `image_problem`; the paper's CNN takes `glorot:4` unless told
+    scale/k (0.05, or 0.01 on the paper's CNN). weights: as for `image_problem`; the paper's CNN takes `glorot:4` unless told
     otherwise. warmup: steps of Adam before L-BFGS, 500 for a model with max pooling unless told
     otherwise. confined: whether `dlg` keeps to the pixel box, by default only on the paper's CNN,
     where it is too slow without. seconds: no further attack is begun after so long. report: is
@@ -124,6 +124,7 @@ def leakage(
     """
     graph = graph or ring(5)
     weights = weights or ("glorot:4" if model == "paper" else "trainable")
+    scale = scale if scale is not None else (0.01 if model == "paper" else 0.05)
     problem, inputs = image_problem(
         model, agents=graph.agents, weights=weights, data=data, data_dir=data_dir, device=device
     )
