@@ -49,11 +49,11 @@ class Size:
 
     agents: int = 5
     runs: int = 3
-    block: int = 250
+    block: int = 200
     blocks: int = 6
     scale: float = 0.2
-    iterations: int = 200
-    restarts: int = 4
+    iterations: int = 150
+    restarts: int = 3
 
     @property
     def attacked(self) -> dict[str, int]:

@@ -1,0 +1,73 @@
+"""What the documents print as runnable does run, as printed.
+
+A code block counts as runnable when the line before it is `<!-- run -->`.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^<!-- run -->\n+```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FIGURE = re.compile(r"!\[([^\]]*)\]\(([^)\s]+)\)")
+
+
+def blocks() -> list[object]:
+    found = []
+    for path in DOCUMENTS:
+        if path.exists():
+            for number, (language, text) in enumerate(BLOCK.findall(path.read_text("utf-8")), 1):
+                found.append(pytest.param(language, text, id=f"{path.name}-{number}"))
+    return found
+
+
+@pytest.mark.parametrize(("language", "text"), blocks())
+def test_runnable_block_runs(language: str, text: str, tmp_path: Path) -> None:
+    if language == "python":
+        command = [sys.executable, "-W", "error::DeprecationWarning:__main__", "-c", text]
+    elif language in ("sh", "bash", "console"):
+        command = [language if language != "console" else "sh", "-eu", "-c", text]
+    else:
+        pytest.fail(f"a block of {language} cannot be run; accepted: python, sh, bash")
+    scripts = tmp_path / "bin"
+    scripts.mkdir()
+    for name, program in (
+        ("sottovoce", "from sottovoce.cli import main; main()"),
+        ("torchrun", "from torch.distributed.run import main; main()"),
+    ):
+        shim = scripts / name
+        shim.write_text(f"#!{sys.executable}\n{program}\n")
+        shim.chmod(0o755)
+    (scripts / "python").symlink_to(sys.executable)
+    work = tmp_path / "work"
+    work.mkdir()
+    if (ROOT / "examples").exists():
+        (work / "examples").symlink_to(ROOT / "examples")
+    environment = os.environ | {
+        "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT / "src"),
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        command, cwd=work, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_figure_shown_is_there_with_an_alternative_text() -> None:
+    for path in DOCUMENTS:
+        for alt, target in FIGURE.findall(path.read_text("utf-8") if path.exists() else ""):
+            assert alt, f"{path.name}: {target} has no alternative text"
+            if not target.startswith("http"):
+                assert (path.parent / target).is_file(), f"{path.name} shows {target}"
+
+
+def test_the_marker_finds_blocks_and_nothing_else() -> None:
+    text = "<!-- run -->\n```python\nprint(1)\n```\n\n```sh\nfalse\n```\n"
+    text += "<!-- run -->\n\n```sh\nls\n```\n"
+    assert BLOCK.findall(text) == [("python", "print(1)\n"), ("sh", "ls\n")]
