@@ -7,12 +7,15 @@ STAMP := $(VENV)/.installed
 WORKERS ?= 2
 PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-.PHONY: help demo test slow lint format clean
+.PHONY: help demo test slow lint format clean soak test-network bench-exchange
 
 help:
 	@echo "make demo    train, overhear and show it on a page: sottovoce-demo/index.html"
 	@echo "make test    run the tests"
 	@echo "make slow    run the paper-scale tests"
+	@echo "make soak    long trials of real agents: random kills, fuzzed messages, many rounds"
+	@echo "make test-network    train across network namespaces (needs root and iproute2)"
+	@echo "make bench-exchange  a round of real agents beside a bare exchange of the same bytes"
 	@echo "make lint    check format, lint and types"
 	@echo "make format  rewrite the sources in the project's format"
 	@echo "make clean   remove the environment, caches and results"
@@ -25,6 +28,15 @@ test: $(STAMP)
 
 slow: $(STAMP)
 	$(PYTEST) -m slow
+
+soak: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/soak/soak.py
+
+test-network: $(STAMP)
+	scripts/test_network.sh $(BIN)/python
+
+bench-exchange: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m torch.distributed.run --standalone --nproc-per-node 4 benchmarks/exchange.py
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check src tests

@@ -2,7 +2,7 @@
 # Train across three network namespaces with addresses of their own, as across three machines.
 # Needs root and iproute2. Usage: scripts/test_network.sh PYTHON
 set -eu
-python=$1
+case $1 in */*) python=$(cd "$(dirname "$1")" && pwd)/$(basename "$1");; *) python=$1;; esac
 nodes=3
 bridge=sv-bridge
 port=29641

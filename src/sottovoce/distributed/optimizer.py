@@ -28,6 +28,9 @@ _NO_RATE = (
 )
 
 
+_START = 60.0
+"""Seconds that agents wait for each other at the start at least: loading takes unequal times."""
+
 _BLOCK = 1 << 17
 """Numbers that are worked on at a time on a CPU, so that they stay in its cache."""
 
@@ -42,7 +45,7 @@ class DecentralizedSGD(torch.optim.Optimizer):
     it receives; a failed round leaves the parameters as they were.
 
     stepsize: the algorithm's own default unless given. timeout: seconds after which a silent
-    neighbour counts as lost. record: keep everything for an auditor (`save_recording`).
+    neighbour counts as lost (at the start at least 60). record: keep everything for an auditor (`save_recording`).
     insecure_seed: make the private numbers repeatable, which gives up privacy.
     """
 
@@ -84,7 +87,7 @@ class DecentralizedSGD(torch.optim.Optimizer):
         )
         device = self.state_vector.device
         self.exchange_device = device if _has_own_transport(device) else torch.device("cpu")
-        agree(self._facts, self.exchange_device, timeout)
+        agree(self._facts, self.exchange_device, max(timeout, _START))
         self.streams = AgentStreams(self.agent, insecure_seed, device)
         self._routes = graph.routes(self.agent).to(device)
         self._receivers: list[int] = self._routes.receiver.tolist()
@@ -158,7 +161,7 @@ class DecentralizedSGD(torch.optim.Optimizer):
         Every agent must call it. Checkpoints of later rounds are removed.
         """
         checkpoints = self._checkpoints(folder)
-        round = checkpoints.newest_common(self.exchange_device, self.timeout)
+        round = checkpoints.newest_common(self.exchange_device, max(self.timeout, _START))
         if round:
             state, checkpoint = checkpoints.load(round)
             self.state_vector.copy_(state)
