@@ -216,6 +216,31 @@ class Interrupted(Estimation):
         return super().gradient(state, streams, round, out)
 
 
+class InterruptedInMeasuring(Estimation):
+    """Presses Ctrl-C while the states of a finished round are measured, once."""
+
+    name = "estimation"
+    left: int | None = 4
+
+    def measure(self, state: Tensor) -> dict[str, Tensor]:
+        if self.left is not None:
+            type(self).left = self.left - 1 if self.left else None
+            if self.left is None:
+                raise KeyboardInterrupt
+        return super().measure(state)
+
+
+def test_an_interrupt_while_measuring_loses_no_round(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"steps": 20, "runs": 2, "insecure_seed": 1}
+    problem = InterruptedInMeasuring.random()
+    with pytest.raises(KeyboardInterrupt):
+        simulate(problem, PDSGD(), ring(5), checkpoint=tmp_path, **options)
+    resumed = simulate(problem, PDSGD(), ring(5), checkpoint=tmp_path, **options)
+    undisturbed = simulate(Estimation.random(), PDSGD(), ring(5), **options)
+    assert torch.equal(resumed.final, undisturbed.final)
+    assert torch.equal(resumed.metrics["distance"], undisturbed.metrics["distance"])
+
+
 @pytest.mark.parametrize("at", [1, 13, 20])
 @pytest.mark.parametrize(("pieces", "first_run"), [(None, 0), (3, 0), (3, 3)])
 def test_an_interrupted_run_goes_on_to_the_same_bits(

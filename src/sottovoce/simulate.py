@@ -18,7 +18,7 @@ from sottovoce.files import write_json
 from sottovoce.graphs import Graph
 from sottovoce.problems.base import Problem
 from sottovoce.progress import progress_bar
-from sottovoce.randomness import Streams, private_streams
+from sottovoce.randomness import Streams, hold_beside, private_streams
 from sottovoce.results import Result, join
 from sottovoce.stepsizes import Stepsize
 from sottovoce.storage import read_tensors, write_tensors
@@ -75,13 +75,14 @@ def simulate(
         "runs": runs,
         "insecure_seed": insecure_seed,
     }
+    identity = json.dumps([facts, rounds, repr(stepsize.deviation)], sort_keys=True)
     at_once = min(runs, _runs_at_once(problem, checkpoint) or runs)
     parts = []
     with progress_bar(f"{algorithm} on {graph.name}", steps * runs, progress, "rounds") as advance:
         for first in range(0, runs, at_once):
             chunk = range(first, min(first + at_once, runs))
             simulation = _Simulation(problem, algorithm, graph, stepsize, chunk, insecure_seed)
-            store = _Store(checkpoint, chunk, facts, rounds) if checkpoint else None
+            store = _Store(checkpoint, chunk, identity) if checkpoint else None
             parts.append(simulation.run(rounds, steps, record, exact, store, advance, facts))
     return join(parts)
 
@@ -106,8 +107,13 @@ class _Simulation:
         )
         self.runs = runs
         device = torch.device(problem.device)
+        row = problem.dimension * problem.dtype.itemsize
         self.streams: Streams = private_streams(
-            runs, graph.agents, insecure_seed=insecure_seed, device=device
+            runs,
+            graph.agents,
+            insecure_seed=insecure_seed,
+            device=device,
+            hold=hold_beside(row, len(runs) * graph.agents),
         )
         self.routes = graph.routes().to(device)
         self.mixer = mixer(graph, len(runs), problem.dtype, device)
@@ -115,6 +121,7 @@ class _Simulation:
         self.common_start = _common_points(self.state)
         self.spare = torch.empty_like(self.state)
         self.step = torch.empty_like(self.state)
+        self.done = 0
         self.bad_round = torch.zeros(self.state.shape[:2], dtype=torch.long, device=device)
 
     def run(
@@ -127,18 +134,18 @@ class _Simulation:
         advance: Any,
         facts: dict[str, Any],
     ) -> Result:
-        done, measured = 0, {}
+        measured: dict[int, dict[str, Tensor]] = {}
         if store and (saved := store.load()):
-            done, measured = saved.round, saved.measured
+            self.done, measured = saved.round, saved.measured
             self.state.copy_(saved.state)
-            advance(done * len(self.runs))
+            advance(self.done * len(self.runs))
         recorder = _Recorder(self, record) if record else None
-        if recorder and done:
+        if recorder and self.done:
             raise SimulationError("a recording cannot be resumed; remove the checkpoint folder")
-        if not done and rounds[0] == 0:
-            measured[0] = self.problem.measure(self.state)
+        if self.done in rounds and self.done not in measured:
+            measured[self.done] = self.problem.measure(self.state)
         try:
-            for round in range(done + 1, steps + 1):
+            for round in range(self.done + 1, steps + 1):
                 if recorder and round in recorder.rounds:
                     self._advance_by_messages(round, recorder)
                 elif exact or not isinstance(self.algorithm, ScalarShares):
@@ -149,13 +156,12 @@ class _Simulation:
                     self._require_finite()
                 if round in rounds:
                     measured[round] = self.problem.measure(self.state)
-                done = round
                 advance(len(self.runs))
                 if store:
-                    store.maybe_save(done, self.state, measured, final=round == steps)
+                    store.maybe_save(round, self.state, measured, final=round == steps)
         except KeyboardInterrupt:
             if store:
-                store.save(done, self.state, measured)
+                store.save(self.done, self.state, measured)
             raise
         metrics = {
             name: torch.stack([measured[round][name] for round in rounds]).cpu()
@@ -193,7 +199,7 @@ class _Simulation:
 
     def _accept(self, round: int) -> None:
         """Make the updated states current and remember where they first became non-finite."""
-        self.state, self.spare = self.spare, self.state
+        self.state, self.spare, self.done = self.spare, self.state, round
         bad = ~torch.isfinite(self.state.sum(-1))
         self.bad_round.masked_fill_(bad & (self.bad_round == 0), round)
 
@@ -256,12 +262,9 @@ class _Saved:
 class _Store:
     """The checkpoint of one chunk of runs: one file, replaced in one step."""
 
-    def __init__(
-        self, folder: str | Path, runs: range, facts: dict[str, Any], rounds: list[int]
-    ) -> None:
+    def __init__(self, folder: str | Path, runs: range, identity: str) -> None:
         self.path = Path(folder) / f"runs-{runs.start}-{runs.stop - 1}.safetensors"
-        text = json.dumps([facts, rounds], sort_keys=True)
-        self.digest = hashlib.sha256(text.encode()).hexdigest()
+        self.digest = hashlib.sha256(identity.encode()).hexdigest()
         self.saved_at = time.monotonic()
 
     def load(self) -> _Saved | None:
@@ -304,7 +307,10 @@ def _runs_at_once(problem: Problem, checkpoint: str | Path | None) -> int | None
         return chosen
     plan = Path(checkpoint) / "plan.json"
     if plan.exists():
-        return int(json.loads(plan.read_text())["runs_at_once"])
+        try:
+            return int(json.loads(plan.read_text())["runs_at_once"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ResultError(f"{plan} is not a checkpoint's plan; remove its folder") from error
     write_json(plan, {"runs_at_once": chosen})
     return chosen
 
