@@ -103,9 +103,12 @@ def behaviour(folder: Path) -> None:
 
     inputs = torch.linspace(-1, 1, 12, dtype=torch.float64).view(4, 3) * (agent + 1)
 
-    def train(step: Callable[[nn.Sequential, sd.DecentralizedSGD], None]) -> list[float]:
+    def train(
+        step: Callable[[nn.Sequential, sd.DecentralizedSGD], None], one_batch: bool = False
+    ) -> list[float]:
         model = build()
         optimizer = insecure_optimizer(list(model.parameters()), graph, PDSGD(), stepsize)
+        optimizer._exchange._one_batch = one_batch
         for _ in range(3):
             step(model, optimizer)
         return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist()
@@ -133,6 +136,7 @@ def behaviour(folder: Path) -> None:
     seen["plain"] = train(plain)
     seen["accumulated"] = train(accumulated)
     seen["closure"] = train(with_closure)
+    seen["one_batch"] = train(plain, one_batch=True)
 
     model = build()
     groups = [{"params": model[0].parameters()}, {"params": model[2].parameters()}]

@@ -45,8 +45,8 @@ class DecentralizedSGD(torch.optim.Optimizer):
     it receives; a failed round leaves the parameters as they were.
 
     stepsize: the algorithm's own default unless given. timeout: seconds after which a silent
-    neighbour counts as lost (at the start at least 60). record: keep everything for an auditor (`save_recording`).
-    insecure_seed: make the private numbers repeatable, which gives up privacy.
+    neighbour counts as lost; at the start at least 60. record: keep everything for an auditor
+    (`save_recording`). insecure_seed: make the private numbers repeatable, which gives up privacy.
     """
 
     def __init__(
