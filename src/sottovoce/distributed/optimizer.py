@@ -122,7 +122,7 @@ class DecentralizedSGD(torch.optim.Optimizer):
         self._collect_gradient(round)
         try:
             self._do_round(round)
-        except DistributedError as error:
+        except BaseException as error:
             self._failure = type(error).__name__
             raise
         self.round = round
