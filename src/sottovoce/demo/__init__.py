@@ -5,6 +5,7 @@ import secrets
 import sys
 import webbrowser
 from pathlib import Path
+from typing import Any
 
 from sottovoce.demo.experiment import QUICK, Say, Size, run
 from sottovoce.experiments.study import Study, Table
@@ -36,13 +37,15 @@ def demo(
             f"{one['median_error']:.3g}",
             f"{one['labels_right']} of {size.agents}",
             f"{one['recovered']} of {size.agents}",
+            f"{one['next_recovered']} of {size.agents}",
         )
         for moment in data["moments"].values()
         for one in moment["attacks"]
     ]
     rows += [
-        ("blind guess", f"{moment['round']:,}", f"{moment['blind']['median_error']:.3g}", "", "")
+        ("blind guess", f"{moment['round']:,}", f"{error:.3g}", "", "", "")
         for moment in data["moments"].values()
+        for error in [moment["blind"]["median_error"]]
     ]
     learned = [
         (name, *(f"{curves[kind]['mean'][-1]:.1%}" for kind in ("training", "validation")))
@@ -64,7 +67,7 @@ def demo(
             ),
             Table(
                 "What the eavesdropper recovered, medians over the agents",
-                ("algorithm: attack + inversion", "round", "squared error", "labels", "images"),
+                ("attack", "round", "squared error", "labels", "images", "next round’s images"),
                 rows,
             ),
         ],
@@ -95,20 +98,19 @@ def open_page(path: str | Path) -> bool:
     return seen and webbrowser.open(Path(path).resolve().as_uri())
 
 
-def _findings(data: dict[str, object]) -> list[str]:
+def _findings(data: dict[str, Any]) -> list[str]:
     from sottovoce.demo.pictures import attack_of
 
-    moments: dict[str, dict[str, object]] = data["moments"]  # type: ignore[assignment]
     found = []
-    for moment in moments.values():
-        agents = len(moment["truth"])  # type: ignore[arg-type]
-        counts = [
-            attack_of(moment, key)["recovered"]
+    for moment in data["moments"].values():
+        plain, private, elimination = (
+            attack_of(moment, key)
             for key in ("DSGD conventional", "PDSGD conventional", "PDSGD elimination")
-        ]
+        )
         found.append(
-            f"Round {moment['round']:,}: the paper's attacker recovers {counts[0]} of {agents} "
-            f"images from DSGD and {counts[1]} from PDSGD; elimination recovers {counts[2]} from "
-            "PDSGD."
+            f"Round {moment['round']:,}: the paper's attacker recovers {plain['recovered']} of "
+            f"{len(moment['truth'])} images from DSGD and {private['recovered']} from PDSGD (and "
+            f"{private['next_recovered']} that the agents used one round later); elimination "
+            f"recovers {elimination['recovered']} from PDSGD."
         )
     return found

@@ -22,7 +22,7 @@ from sottovoce.layer_attacks import infer_label
 from sottovoce.png import encode_text
 from sottovoce.privacy import UniformPrior, conditional_entropy, uniform_closed_form
 from sottovoce.problems import ModuleProblem
-from sottovoce.randomness import private_streams
+from sottovoce.randomness import Streams, private_streams
 from sottovoce.results import Result
 from sottovoce.simulate import simulate
 from sottovoce.stepsizes import Deterministic, Experiment, Law, Stepsize
@@ -90,13 +90,12 @@ def run(size: Size, insecure_seed: int, *, progress: bool, say: Say) -> dict[str
     moments = {}
     for moment, round in size.attacked.items():
         say(f"An eavesdropper reads the messages of round {round:,} and looks for images ...")
-        batches, labels = problem.samples(streams, round)
-        truth = inputs.pixels(batches[0])
+        now, after = (_batch(problem, inputs, streams, k) for k in (round, round + 1))
         moments[moment] = {
             "round": round,
             "count": laws["PDSGD"].schedule.count(round),
             "spread": relative_spread(laws["PDSGD"], round),
-            **_attacked(problem, inputs, transcripts, laws, round, truth, labels[0, :, 0], size),
+            **_attacked(problem, inputs, transcripts, laws, round, now, after, size),
         }
     late = size.attacked["late"]
     return {
@@ -142,6 +141,14 @@ def _train(
     )
 
 
+def _batch(
+    problem: ModuleProblem, inputs: Inputs, streams: Streams, round: int
+) -> tuple[Tensor, Tensor]:
+    """Images behind a round's gradients, (agents, 1, 1, 28, 28), and their labels, (agents,)."""
+    images, labels = problem.samples(streams, round)
+    return inputs.pixels(images[0]), labels[0, :, 0]
+
+
 def _transcript(result: Result) -> Transcript:
     assert result.transcript is not None
     return result.transcript
@@ -166,11 +173,16 @@ def _attacked(
     transcripts: dict[str, Transcript],
     laws: dict[str, Stepsize],
     round: int,
-    truth: Tensor,
-    labels: Tensor,
+    now: tuple[Tensor, Tensor],
+    after: tuple[Tensor, Tensor],
     size: Size,
 ) -> dict[str, Any]:
-    """Every attack on every agent in one round; images are (agents, 1, 1, 28, 28)."""
+    """Every attack on every agent in one round, scored against that round and the one after.
+
+    Taken for DSGD, messages of PDSGD show mostly the next round's gradient (see `Conventional`):
+    an attacker who seems to fail may hold the image that the agent used one round later.
+    """
+    truth, labels = now
     mean_image = inputs.pixels(problem.mean_input()).expand_as(truth)
     blind = summed_squared_error(mean_image, truth).tolist()
     found = []
@@ -188,6 +200,7 @@ def _attacked(
         images = invert(method, problem.model, estimate, inputs, search, spread).images
         images = images.nan_to_num(0, 0, 0).to(truth)
         errors = summed_squared_error(images, truth)
+        next_errors = summed_squared_error(images, after[0])
         guessed = infer_label(problem.model, estimate.gradient).labels
         secret = transcript.truth.gradients[transcript.rounds.index(round), 0].double()
         cosines = gradient_cosine(estimate.gradient, secret).abs()
@@ -199,6 +212,8 @@ def _attacked(
                 "errors": errors.tolist(),
                 "median_error": float(errors.quantile(0.5)),
                 "recovered": int((errors < Effort().threshold).sum()),
+                "next_errors": next_errors.tolist(),
+                "next_recovered": int((next_errors < Effort().threshold).sum()),
                 "labels": guessed.tolist(),
                 "labels_right": int((guessed == labels).sum()),
                 "cosines": cosines.tolist(),
@@ -208,6 +223,7 @@ def _attacked(
         )
     return {
         "labels": labels.tolist(),
+        "next_labels": after[1].tolist(),
         "truth": [encode_text(one[0, 0], 4) for one in truth],
         "attacks": found,
         "blind": {
@@ -277,7 +293,7 @@ def _closer(problem: ModuleProblem, transcript: Transcript, round: int) -> dict[
         "round": round,
         "receivers": [int(view.receiver[link]) for link in links],
         "cosine": abs(cosine),
-        "alike": float(gradient_cosine(ratios[:1], ratios[1:])[0]),
+        "differ": float(difference.norm() / ratios[0].norm()),
         "images": {name: _filters(vector, first_layer) for name, vector in vectors.items()},
     }
 

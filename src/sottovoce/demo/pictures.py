@@ -26,12 +26,12 @@ def accuracy(data: Data) -> "alt.LayerChart":
     """Validation accuracy of both algorithms over rounds, with the range of the runs."""
     series = [
         Series(name, curves["rounds"], *(curves["validation"][k] for k in ("mean", "low", "high")))
-        for name, curves in data["accuracy"].items()
+        for name, curves in sorted(data["accuracy"].items(), reverse=True)
     ]
     return line_chart(
         series,
-        title="Both algorithms learn",
-        subtitle=f"validation accuracy of the agents' models, mean of {data['size']['runs']} runs; "
+        title="Validation accuracy of the agents' models",
+        subtitle=f"mean of {data['size']['runs']} runs; "
         "the band reaches from the lowest to the highest run",
         x_title="round",
         y_title="validation accuracy",
@@ -107,8 +107,8 @@ def _ring(name: str, links: list[dict[str, Any]]) -> "alt.LayerChart":
         lines.mark_rule(strokeWidth=16, opacity=0.001, color=colour).encode(tooltip=tooltip),
     ]
     said = "messages carry the model alone" if name == "DSGD" else "each message hides a share"
-    title = heading(name, f"part of the sender's step in each message: {said}", 330)
-    return styled(alt.LayerChart(layer=layers, width=330, height=330, title=title))
+    title = heading(name, f"part of the sender's step in each message: {said}", 390)
+    return styled(alt.LayerChart(layer=layers, width=390, height=390, title=title))
 
 
 def leak(data: Data) -> "alt.LayerChart":
