@@ -42,7 +42,9 @@ class Effort:
     search: of `dlg` and `projection`; methods: which of `dlg`, `projection` and `linear-layer` to
     try, None being all that suit; threshold: the summed squared error below which an image counts
     as recovered; controls: whether to attack the exact gradient and noise as well; confined:
-    whether `dlg` keeps to the pixel box, which the original does not.
+    whether `dlg` keeps to the pixel box and reads the label of a single image from the last layer
+    (Zhao, Mopuri and Bilen 2020), which the original does not and which networks with max pooling
+    ask for.
     """
 
     search: Search = field(default_factory=Search)
@@ -141,7 +143,9 @@ def invert(
     if not estimate.scale_known:
         gradient = gradient / gradient.norm(dim=1, keepdim=True).clamp_min(1e-30)
     if method == "dlg":
-        return dlg(model, state, gradient, inputs, confined=confined, search=search)
+        single = confined and inputs.batch_size == 1
+        labels = infer_label(model, gradient).labels if single else None
+        return dlg(model, state, gradient, inputs, labels=labels, confined=confined, search=search)
     if method == "projection":
         wide = spread > WIDE_SPREAD
         return projection(

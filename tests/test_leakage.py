@@ -1,0 +1,81 @@
+"""The leakage study holds the paper's figures, and draws them from its JSON alone."""
+
+import json
+import re
+
+import pytest
+
+from sottovoce.errors import ProblemError
+from sottovoce.experiments import Study, leakage
+from sottovoce.experiments.leakage import image_problem
+from sottovoce.experiments.noise_attack import PAPER_DLG_ERRORS, noise_attack
+from sottovoce.inversion import Search
+from sottovoce.models import paper_cnn, parameter_count
+
+
+@pytest.fixture(scope="module")
+def study() -> Study:
+    return leakage("small", targets=2, iterations=60, restarts=1, round=20)
+
+
+def errors(study: Study) -> dict[str, float]:
+    return {row["name"]: row["median_error"] for row in study.data["rows"]}
+
+
+def test_the_papers_attacker_fails_on_pdsgd_where_elimination_does_not(study):
+    found = errors(study)
+    assert found["PDSGD (experiment law): conventional + dlg"] > 50
+    assert found["PDSGD (experiment law): elimination + projection"] < 2
+    assert found["DSGD: conventional + dlg"] < study.data["blind"] / 4
+    assert study.agrees is False
+
+
+def test_the_error_falls_over_the_iterations_on_dsgd_alone(study):
+    traces = {row["name"]: row["trace"] for row in study.data["rows"]}
+    for name, falls in (("DSGD", True), ("PDSGD (experiment law)", False)):
+        trace = traces[f"{name}: conventional + dlg"]
+        assert len(trace) == len(study.data["trace"])
+        assert (trace[-1][1] < 0.2 * trace[0][1]) == falls
+
+
+def test_the_study_survives_json_and_draws_its_pictures_from_it(study, tmp_path):
+    path = tmp_path / "leakage.json"
+    path.write_text(json.dumps(study.to_json(), allow_nan=False))
+    again = Study.load(path)
+    assert set(again.charts()) == {"leakage-images", "leakage-error"}
+    assert {len(images) for images in again.data["images"].values()} == {2}
+    names = {p.name for p in again.write(tmp_path / "out")}
+    assert names >= {"leakage-images.png", "leakage-error.png"}
+
+
+def test_time_that_has_run_out_leaves_a_study_of_what_is_there():
+    short = leakage("small", targets=1, iterations=2, restarts=1, round=3, seconds=0.0)
+    assert len(short.data["rows"]) < 11
+
+
+def test_noise_on_the_gradient_spoils_the_attack_by_degrees():
+    rows = noise_attack((0.0, 1.0), targets=2, search=Search(iterations=120, restarts=1))
+    assert rows[0.0].relative_error < 1e-3
+    assert rows[0.0].median_error < 2
+    assert rows[1.0].median_error > 50
+    assert list(PAPER_DLG_ERRORS.values()) == [3.030e-7, 0.1012, 16.39, 58.48, 340.3, 1221.0]
+
+
+def test_glorot_weights_stay_in_their_bounds_and_differ_by_run():
+    problem, inputs = image_problem("small", weights="glorot:4")
+    assert (inputs.mean, inputs.std) == (0.0, 1.0)
+    start = problem.start(range(2), None)
+    first = problem.layout.views(start)["0.weight"]
+    bound = 4 * (6 / (36 + 12 * 36)) ** 0.5
+    assert first.abs().max() <= bound
+    assert first.abs().max() > 0.9 * bound
+    assert not (start[0] == start[1]).all()
+    assert parameter_count(paper_cnn()) == 1_676_266
+
+
+@pytest.mark.parametrize(
+    ("options", "named"), [({"model": "huge"}, "'huge'"), ({"weights": "he"}, "'he'")]
+)
+def test_unknown_models_and_weights_are_refused(options, named):
+    with pytest.raises(ProblemError, match=re.escape(named)):
+        image_problem(**options)
