@@ -2,8 +2,8 @@
 
 A private number (stepsize, mixing coefficient, noise, choice of samples) must be unpredictable for
 whoever saw any number of others. torch's CPU generator is a Mersenne Twister: its future follows
-from its outputs, and `seed + rank` gives every agent everybody's numbers. Here each agent's stream
-is ChaCha20 under a key of its own, drawn from the operating system.
+from its outputs, and `seed + rank` gives every agent everybody's numbers. Here they come from
+AES-256 in counter mode under a key of the operating system, each agent process having its own key.
 
 A stream is addressed, not consumed: the numbers of (run, agent, purpose, round) do not depend on
 what was drawn before, on the other agents, or on how runs are divided into chunks. A stopped run
@@ -15,19 +15,24 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sottovoce.errors import SottovoceError
 
-_CHUNK_BYTES = 4096
-"""Rounds share a nonce as long as their numbers fit into this many bytes a stream."""
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 
 _BLOCK_BYTES = 1 << 16
-"""Large draws are made in blocks of about this many bytes, so that no second tensor is stored."""
+"""Draws are made in blocks of about this many bytes, so that no second tensor is stored."""
 
-_CIPHER_BLOCK = 64
+_SHORT_ROW = 4096
+"""Rows of up to this many bytes are encrypted many at a time."""
+
+_CIPHER_BLOCK = 16
 
 
 class InsecureSeedWarning(UserWarning):
@@ -46,7 +51,7 @@ class Streams(ABC):
     def uniform(
         self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
     ) -> Tensor:
-        """`count` numbers in [0, 1) a run and agent, not to be altered: (runs, agents, count)."""
+        """`count` numbers in [0, 1) for each run and agent: (runs, agents, count)."""
 
     @abstractmethod
     def scale_(self, tensor: Tensor, low: float, high: float, purpose: str, round: int) -> None:
@@ -76,12 +81,8 @@ def private_streams(
     *,
     insecure_seed: int | None = None,
     device: torch.device | str = "cpu",
-    hold: int = _CHUNK_BYTES,
 ) -> Streams:
     """Streams keyed by the operating system, or by `insecure_seed` for a study to be repeated.
-
-    hold: how many bytes a stream and purpose may keep of small draws made ahead, a matter of speed
-    and memory alone; `hold_beside` chooses it for states of a given size.
 
     On a GPU the simulator draws from the device's Philox generator instead of the cipher: quick,
     but no protection against prediction. A simulator holds every agent's secrets in one process
@@ -93,17 +94,8 @@ def private_streams(
     if insecure_seed is not None and not isinstance(insecure_seed, int):
         raise SottovoceError(f"insecure_seed is {insecure_seed!r}; accepted: a whole number")
     if device.type == "cpu":
-        return CipherStreams(runs, agents, insecure_seed, hold)
+        return CipherStreams(runs, agents, insecure_seed)
     return DeviceStreams(runs, agents, insecure_seed, device)
-
-
-def hold_beside(row_bytes: int, streams: int) -> int:
-    """Bytes a stream and purpose may hold, so that they stay small beside states of `row_bytes`.
-
-    Short rows are cheap to store and their draws dear to make one by one, so they may hold more.
-    """
-    wanted = row_bytes // 6 if row_bytes > 256 else (1 << 26) // streams
-    return max(128, min(wanted, _CHUNK_BYTES))
 
 
 def warn_about_seed() -> None:
@@ -117,24 +109,21 @@ def warn_about_seed() -> None:
 
 
 class CipherStreams(Streams):
-    """ChaCha20 keystreams: one key for each (run, agent), one nonce for each (purpose, rounds)."""
+    """AES-256 in counter mode: one key for each purpose, one counter block for each 16 bytes.
+
+    A counter block is (round, run, agent, index), so that any number can be had without those
+    before it. Short rows of many streams are one encryption of all their counter blocks; a long row
+    is the cipher's own counter mode from its first block. Both give the same numbers.
+    """
 
     def __init__(
-        self,
-        runs: range,
-        agents: Sequence[int],
-        insecure_seed: int | None = None,
-        hold: int = _CHUNK_BYTES,
+        self, runs: range, agents: Sequence[int], insecure_seed: int | None = None
     ) -> None:
         super().__init__(runs, agents, torch.device("cpu"))
-        pairs = [(run, agent) for run in runs for agent in self.agents]
-        if insecure_seed is None:
-            material = os.urandom(32 * len(pairs))
-            self._keys = [material[at : at + 32] for at in range(0, len(material), 32)]
-        else:
-            self._keys = [_digest(32, insecure_seed, run, agent) for run, agent in pairs]
-        self._hold = hold
-        self._held: dict[_Purpose, tuple[int, Tensor]] = {}
+        self._master = os.urandom(32) if insecure_seed is None else _digest(32, insecure_seed)
+        self._run = np.repeat(np.asarray(runs, dtype=">u4"), len(self.agents))
+        self._agent = np.tile(np.asarray(self.agents, dtype=">u4"), len(runs))
+        self._keys: dict[tuple[str, int, torch.dtype], AES256] = {}
 
     def __repr__(self) -> str:
         return f"CipherStreams(runs={len(self.runs)}, agents={len(self.agents)})"
@@ -142,80 +131,68 @@ class CipherStreams(Streams):
     def uniform(
         self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
     ) -> Tensor:
-        key = (purpose, count, dtype)
-        rounds = self._rounds_held(count, dtype)
-        # Counted within its chunk, so that what is held never reaches into the next one's rounds.
-        start = round - round % _rounds_in_chunk(count, dtype) % rounds
-        held, buffer = self._held.get(key, (-1, None))
-        if buffer is None:
-            buffer = torch.empty(len(self._keys), rounds * count, dtype=dtype)
-        if held != start:
-            self._fill(buffer, 0, key, start)
-            self._held[key] = (start, buffer)
-        shape = (len(self.runs), len(self.agents), rounds, count)
-        return buffer.view(shape)[:, :, round - start]
+        out = torch.empty(len(self.runs), len(self.agents), count, dtype=dtype)
+        for block, first in self._blocks(out):
+            self._fill(block, first, purpose, round)
+        return out
 
     def scale_(self, tensor: Tensor, low: float, high: float, purpose: str, round: int) -> None:
         width = high - low
-        if self._rounds_held(tensor.shape[-1], tensor.dtype) > 1:
-            draws = self.uniform(purpose, round, tensor.shape[-1], tensor.dtype)
-            tensor.mul_(draws.mul(width).add_(low))
-            return
-        for rows, draws in self._blocks(tensor, purpose, round):
+        for rows, draws in self._drawn(tensor, purpose, round):
             rows.mul_(draws.mul_(width).add_(low))
 
     def add_normal_(self, tensor: Tensor, deviation: float, purpose: str, round: int) -> None:
-        if self._rounds_held(tensor.shape[-1], tensor.dtype) > 1:
-            draws = self.normal(purpose, round, tensor.shape[-1], tensor.dtype)
-            tensor.add_(draws.mul_(deviation))
-            return
-        for rows, draws in self._blocks(tensor, purpose, round):
+        for rows, draws in self._drawn(tensor, purpose, round):
             rows.add_(_to_normal(draws).mul_(deviation))
 
-    def _rounds_held(self, count: int, dtype: torch.dtype) -> int:
-        held = self._hold // (count * dtype.itemsize)
-        return max(1, min(held, _rounds_in_chunk(count, dtype)))
-
-    def _blocks(self, tensor: Tensor, purpose: str, round: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Pairs (rows of the tensor, fresh uniform numbers for them) that cover the tensor."""
-        count, dtype = tensor.shape[-1], tensor.dtype
-        rows = tensor.view(-1, count)
-        size = max(1, _BLOCK_BYTES // (count * dtype.itemsize))
-        scratch = torch.empty(min(size, len(rows)), count, dtype=dtype)
+    def _blocks(self, tensor: Tensor) -> Iterator[tuple[Tensor, int]]:
+        """Some rows at a time of (runs, agents, d), with the number of their first stream."""
+        rows = tensor.view(-1, tensor.shape[-1])
+        size = max(1, _BLOCK_BYTES // max(1, rows.shape[1] * rows.element_size()))
         for first in range(0, len(rows), size):
-            block = rows[first : first + size]
-            draws = scratch[: len(block)]
-            self._fill(draws, first, (purpose, count, dtype), round)
-            yield block, draws
+            yield rows[first : first + size], first
 
-    def _fill(self, out: Tensor, first: int, key: "_Purpose", round: int) -> None:
-        """Overwrite the rows of `out` by the numbers of the streams `first`, `first` + 1, ...
+    def _drawn(self, tensor: Tensor, purpose: str, round: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Pairs (rows of the tensor, fresh uniform numbers for them) that cover the tensor."""
+        scratch: Tensor | None = None
+        for rows, first in self._blocks(tensor):
+            scratch = torch.empty_like(rows) if scratch is None else scratch[: len(rows)]
+            self._fill(scratch, first, purpose, round)
+            yield rows, scratch
 
-        A row begins with the numbers of `round` and goes on with those of the rounds after it.
-        """
+    def _fill(self, out: Tensor, first: int, purpose: str, round: int) -> None:
+        """Overwrite the rows of `out` by the numbers of the streams `first`, `first` + 1, ..."""
         from cryptography.hazmat.primitives.ciphers import Cipher
-        from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+        from cryptography.hazmat.primitives.ciphers.modes import CTR, ECB
 
-        _, count, dtype = key
-        chunk, within = divmod(round, _rounds_in_chunk(count, dtype))
-        block, skipped = divmod(within * count * dtype.itemsize, _CIPHER_BLOCK)
-        nonce = block.to_bytes(4, "little") + _digest(7, *key) + chunk.to_bytes(5, "little")
-        rows = memoryview(out.view(torch.uint8).numpy())  # type: ignore[arg-type]
-        zeros, before = bytes(rows.shape[1]), bytes(skipped)  # type: ignore[index]
-        for row, stream in enumerate(self._keys[first : first + len(out)]):
-            cipher = Cipher(ChaCha20(stream, nonce), None).encryptor()
-            if skipped:
-                cipher.update(before)
-            cipher.update_into(zeros, rows[row : row + 1].cast("B"))
+        size = out.shape[1] * out.element_size()
+        streams = slice(first, first + len(out))
+        count = -(-size // _CIPHER_BLOCK) if size <= _SHORT_ROW else 1
+        counters = np.empty((len(out), count, 4), dtype=">u4")
+        counters[..., 0] = round
+        counters[..., 1] = self._run[streams, None]
+        counters[..., 2] = self._agent[streams, None]
+        counters[..., 3] = np.arange(count)
+        key = self._key(purpose, out)
+        rows = out.view(torch.uint8).numpy()
+        if size <= _SHORT_ROW:
+            stream = Cipher(key, ECB()).encryptor().update(counters.tobytes())
+            rows[:] = np.frombuffer(stream, np.uint8).reshape(len(out), -1)[:, :size]
+        else:
+            zeros = bytes(size)
+            for row, counter in zip(rows, counters, strict=True):
+                encryptor = Cipher(key, CTR(counter.tobytes())).encryptor()
+                encryptor.update_into(zeros, memoryview(row))
         _bits_to_uniform_(out)
 
+    def _key(self, purpose: str, out: Tensor) -> "AES256":
+        """Every purpose, count of numbers and type has a key of its own: no block serves twice."""
+        address = (purpose, out.shape[1], out.dtype)
+        if address not in self._keys:
+            from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 
-_Purpose = tuple[str, int, torch.dtype]
-"""What numbers are for, how many of them a round needs, and their type: each has its own nonces."""
-
-
-def _rounds_in_chunk(count: int, dtype: torch.dtype) -> int:
-    return max(1, _CHUNK_BYTES // (count * dtype.itemsize))
+            self._keys[address] = AES256(_digest(32, self._master, *address))
+        return self._keys[address]
 
 
 class DeviceStreams(Streams):

@@ -18,7 +18,7 @@ from sottovoce.files import write_json
 from sottovoce.graphs import Graph
 from sottovoce.problems.base import Problem
 from sottovoce.progress import progress_bar
-from sottovoce.randomness import Streams, hold_beside, private_streams
+from sottovoce.randomness import Streams, private_streams
 from sottovoce.results import Result, join
 from sottovoce.stepsizes import Stepsize
 from sottovoce.storage import read_tensors, write_tensors
@@ -107,13 +107,11 @@ class _Simulation:
         )
         self.runs = runs
         device = torch.device(problem.device)
-        row = problem.dimension * problem.dtype.itemsize
         self.streams: Streams = private_streams(
             runs,
             graph.agents,
             insecure_seed=insecure_seed,
             device=device,
-            hold=hold_beside(row, len(runs) * graph.agents),
         )
         self.routes = graph.routes().to(device)
         self.mixer = mixer(graph, len(runs), problem.dtype, device)
