@@ -15,7 +15,8 @@ class Elimination(Attack):
 
     v_ij / w_ij - v_lj / w_lj = -(b_ij / w_ij - b_lj / w_lj) Λ_j g_j: the state x_j cancels. With
     more than two links all differences are parallel; the leading direction of the messages about
-    their mean uses them all.
+    their mean uses them all. The state at which the gradient was taken is that of `chain` where the
+    adversary saw the rounds for it, else the mean of v_ij / w_ij, which is off by a share.
     """
 
     name: ClassVar[str] = "elimination"
@@ -26,7 +27,11 @@ class Elimination(Attack):
         self._require_shares(view)
         mean, direction = line_of(view, links, view.position(round, self.name), self.name)
         gradient = gradient_of(view, target, round, direction)
-        return Estimate(gradient, False, mean)
+        try:
+            state = Chain().estimate(view, target, round).state
+        except AttackError:
+            state = mean
+        return Estimate(gradient, False, state)
 
 
 class Chain(Attack):
