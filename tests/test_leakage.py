@@ -6,7 +6,7 @@ import re
 import pytest
 
 from sottovoce.errors import ProblemError
-from sottovoce.experiments import Study, leakage
+from sottovoce.experiments import Study, leakage, states
 from sottovoce.experiments.leakage import image_problem
 from sottovoce.experiments.noise_attack import PAPER_DLG_ERRORS, noise_attack
 from sottovoce.inversion import Search
@@ -79,3 +79,12 @@ def test_glorot_weights_stay_in_their_bounds_and_differ_by_run():
 def test_unknown_models_and_weights_are_refused(options, named):
     with pytest.raises(ProblemError, match=re.escape(named)):
         image_problem(**options)
+
+
+def test_states_are_off_by_a_step_in_messages_and_known_to_the_chain():
+    study = states(rounds=(2, 10), insecure_seed=0)
+    errors = study.data["errors"]
+    assert min(errors["messages"]) > 1e-3
+    assert min(errors["neighbour"]) > 1e-3
+    assert max(errors["chain"]) < 1e-4
+    assert set(study.charts()) == {"states"}

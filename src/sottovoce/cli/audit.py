@@ -158,6 +158,23 @@ def leakage(
     finish(study, out, as_json, report)
 
 
+def states(
+    scale: Annotated[float, typer.Option(help="c in the mean stepsize c/k.")] = 0.1,
+    graph: GraphName = "ring:5",
+    insecure_seed: InsecureSeed = None,
+    out: Out = Path("sottovoce-results/states"),
+    as_json: AsJson = False,
+) -> None:
+    """The remark that states stay hidden until consensus: what observers know of them."""
+    study = experiments.states(
+        graph=parse_graph(graph),
+        scale=scale,
+        insecure_seed=insecure_seed,
+        progress=show_progress(),
+    )
+    finish(study, out, as_json)
+
+
 def _say(row: Row) -> None:
     notes.print(row_line(row), style="dim", markup=False, soft_wrap=True)
 

@@ -25,6 +25,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.command("mnist")(learn.mnist)
 app.command("noise")(learn.noise)
 app.command("leakage")(audit.leakage)
+app.command("states")(audit.states)
 _RESULTS = Path("sottovoce-results")
 
 

@@ -3,6 +3,7 @@
 from sottovoce.experiments.audited import AuditSettings, audit_images, audit_study
 from sottovoce.experiments.bound import bound_study
 from sottovoce.experiments.estimation import estimation
+from sottovoce.experiments.hidden_states import states
 from sottovoce.experiments.leakage import leakage
 from sottovoce.experiments.learning import Training, mnist, noise
 from sottovoce.experiments.rates import rates
@@ -21,4 +22,5 @@ __all__ = [
     "mnist",
     "noise",
     "rates",
+    "states",
 ]

@@ -167,6 +167,23 @@ def _dlg_error(data: Data) -> "alt.LayerChart":
     )
 
 
+def _states(data: Data) -> "alt.LayerChart":
+    series = [
+        Series(data["labels"][name], data["rounds"], errors)
+        for name, errors in data["errors"].items()
+    ]
+    return line_chart(
+        series,
+        title="What observers know of an agent's state",
+        subtitle="error divided by the distance of the state from the public start",
+        x_title="round k",
+        y_title="relative error",
+        log_x=True,
+        log_y=True,
+        rules=[(1.0, "nothing seen")],
+    )
+
+
 def _audited(data: Data) -> "alt.LayerChart":
     return image_grid(
         data["images"],
@@ -182,5 +199,6 @@ _CHARTS: dict[str, dict[str, Callable[[Data], Any]]] = {
     "mnist": {"mnist": _mnist},
     "noise": {"noise": _noise},
     "leakage": {"leakage-images": _recovered, "leakage-error": _dlg_error},
+    "states": {"states": _states},
     "audit": {"audit-images": _audited},
 }
