@@ -1,17 +1,19 @@
 """The demo's experiment: train, record what crossed the links, and attack it."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sottovoce.adversaries import Eavesdropper
+from sottovoce.adversaries import Eavesdropper, View
 from sottovoce.algorithms import DSGD, PDSGD, Algorithm
 from sottovoce.attacks import Conventional, Elimination, Estimate
 from sottovoce.attacks.base import Attack
 from sottovoce.audit_scores import Effort, invert, relative_spread
+from sottovoce.errors import AttackError
 from sottovoce.experiments.bound import bound_study
 from sottovoce.experiments.learning import Training
 from sottovoce.gradient_matching import Inputs
@@ -30,6 +32,8 @@ from sottovoce.transcript import Recording, Transcript
 
 Say = Callable[[str], None]
 _KAPPA = 5.0
+_ROUNDING = 5e-4
+"""Share of a step that may come from the rounding of float32 messages."""
 _ALGORITHMS: dict[str, tuple[Algorithm, Law]] = {
     "DSGD": (DSGD(), Deterministic()),
     "PDSGD": (PDSGD(), Experiment()),
@@ -189,21 +193,21 @@ def _attacked(
     for algorithm, attack, method in _ATTACKS:
         transcript = transcripts[algorithm]
         view = Eavesdropper().view(transcript, laws[algorithm])
-        each = [attack.estimate(view, agent, round) for agent in range(problem.agents)]
-        estimate = Estimate(
-            torch.cat([one.gradient for one in each]),
-            each[0].scale_known,
-            torch.cat([one.state for one in each]),
-        )
-        search = Search(size.iterations, restarts=size.restarts)
-        spread = relative_spread(laws[algorithm], round)
-        images = invert(method, problem.model, estimate, inputs, search, spread).images
-        images = images.nan_to_num(0, 0, 0).to(truth)
+        # Who finds nothing to attack is left with the blind guess.
+        images, guesses = mean_image.clone(), [None] * problem.agents
+        cosines = torch.zeros(problem.agents, dtype=torch.float64)
+        agents, estimate = _estimates(attack, view, round)
+        if estimate is not None:
+            search = Search(size.iterations, restarts=size.restarts)
+            spread = relative_spread(laws[algorithm], round)
+            inverted = invert(method, problem.model, estimate, inputs, search, spread).images
+            images[agents] = inverted.nan_to_num(0, 0, 0).to(truth)
+            guessed = infer_label(problem.model, estimate.gradient).labels.tolist()
+            guesses = [dict(zip(agents, guessed, strict=True)).get(a) for a in range(len(guesses))]
+            secret = transcript.truth.gradients[transcript.rounds.index(round), 0].double()
+            cosines[agents] = gradient_cosine(estimate.gradient, secret[agents]).abs()
         errors = summed_squared_error(images, truth)
         next_errors = summed_squared_error(images, after[0])
-        guessed = infer_label(problem.model, estimate.gradient).labels
-        secret = transcript.truth.gradients[transcript.rounds.index(round), 0].double()
-        cosines = gradient_cosine(estimate.gradient, secret).abs()
         found.append(
             {
                 "algorithm": algorithm,
@@ -214,8 +218,8 @@ def _attacked(
                 "recovered": int((errors < Effort().threshold).sum()),
                 "next_errors": next_errors.tolist(),
                 "next_recovered": int((next_errors < Effort().threshold).sum()),
-                "labels": guessed.tolist(),
-                "labels_right": int((guessed == labels).sum()),
+                "labels": guesses,
+                "labels_right": sum(a == b for a, b in zip(guesses, labels.tolist(), strict=True)),
                 "cosines": cosines.tolist(),
                 "median_cosine": float(cosines.quantile(0.5)),
                 "images": [encode_text(one[0, 0], 4) for one in images],
@@ -232,6 +236,21 @@ def _attacked(
             "image": encode_text(mean_image[0, 0, 0], 4),
         },
     }
+
+
+def _estimates(attack: Attack, view: View, round: int) -> tuple[list[int], Estimate | None]:
+    """The agents whose gradients an attack can estimate, and the estimates, one row an agent."""
+    found: dict[int, Estimate] = {}
+    for agent in range(view.graph.agents):
+        # A gradient below the messages' rounding leaves nothing to see.
+        with suppress(AttackError):
+            found[agent] = attack.estimate(view, agent, round)
+    if not found:
+        return [], None
+    each = list(found.values())
+    gradient = torch.cat([one.gradient for one in each])
+    state = torch.cat([one.state for one in each])
+    return list(found), Estimate(gradient, each[0].scale_known, state)
 
 
 def _links(transcript: Transcript, round: int) -> list[dict[str, Any]]:
@@ -256,7 +275,7 @@ def _links(transcript: Transcript, round: int) -> list[dict[str, Any]]:
             )
         )
         weight = float(mixing[receiver, sender])
-        moved = weight * state - message
+        share = float((weight * state - message) @ step / (step @ step))
         links.append(
             {
                 "from": sender,
@@ -264,7 +283,7 @@ def _links(transcript: Transcript, round: int) -> list[dict[str, Any]]:
                 "numbers": message.numel(),
                 "norm": float(message.norm()),
                 "away": float((message / weight - state).norm() / state.norm()),
-                "share": float(moved @ step / (step @ step)),
+                "share": share if abs(share) > _ROUNDING else 0.0,
                 "alone": float(abs(gradient_cosine(message[None], gradient[None])[0])),
             }
         )

@@ -120,10 +120,10 @@ def leak(data: Data) -> "alt.LayerChart":
     for column, (key, _) in enumerate(COLUMNS):
         for agent, (picture, error, _) in enumerate(column_of(moment, key)):
             shown = {"column": column, "agent": agent, "url": f"data:image/png;base64,{picture}"}
-            rows.append(shown | {"text": "" if error is None else f"error {error:.3g}"})
+            rows.append(shown | {"text": _caption(data, moment, key, agent, error)})
     names = [{"column": at, "text": name.split(", ")} for at, (_, name) in enumerate(COLUMNS)]
     agents = [{"agent": agent, "text": f"agent {agent}"} for agent in range(len(moment["truth"]))]
-    step, tall = _SIDE + 44, _SIDE + 32
+    step, tall = _SIDE + 44, _SIDE + 48
     width, height = step * len(COLUMNS), tall * len(agents)
     x = alt.X("column:Q", scale=alt.Scale(domain=[-0.5, len(COLUMNS) - 0.5], nice=False), axis=None)
     down = alt.Scale(domain=[len(agents) - 0.5, -0.5], nice=False)
@@ -132,7 +132,7 @@ def leak(data: Data) -> "alt.LayerChart":
     quiet: dict[str, Any] = {"color": SOFT_INK, "fontSize": 13, "font": FONT}
     layers = [
         base.mark_image(width=_SIDE, height=_SIDE).encode(url="url:N"),
-        base.mark_text(dy=_SIDE / 2 + 11, **quiet).encode(text="text:N"),
+        base.mark_text(dy=_SIDE / 2 + 6, baseline="top", **quiet).encode(text="text:N"),
         alt.Chart(alt.InlineData(values=names))
         .mark_text(baseline="bottom", lineBreak="\n", color=INK, fontSize=13, font=FONT)
         .encode(x=x, y=alt.value(-4), text="text:N"),
@@ -146,6 +146,16 @@ def leak(data: Data) -> "alt.LayerChart":
         width,
     )
     return styled(alt.LayerChart(layer=layers, width=width, height=height, title=title))
+
+
+def _caption(data: Data, moment: Data, key: str, agent: int, error: float | None) -> list[str]:
+    if error is None:
+        return [f"label {moment['labels'][agent]}"]
+    lines = [f"error {error:.3g}"]
+    later = attack_of(moment, key)["next_errors"][agent] if key != "blind" else error
+    if later < data["threshold"] <= error:
+        lines.append(f"its next image: {later:.3g}")
+    return lines
 
 
 def column_of(moment: Data, key: str) -> list[tuple[str, float | None, int | None]]:

@@ -227,6 +227,8 @@ def _cell(
     if label is not None:
         right = label == data["moments"][moment]["labels"][agent]
         said += f"<br>label {n(f'{base}.labels.{agent}')}, {'right' if right else 'wrong'}"
+    elif key != "blind":
+        said += "<br>nothing seen: blind guess"
     later = key != "blind" and n.value(f"{base}.next_errors.{agent}") < data["threshold"]
     if below:
         said += "<br><strong>recovered</strong>"

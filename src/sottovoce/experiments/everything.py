@@ -52,7 +52,7 @@ QUICK = Scale(
     estimation={"steps": 1000, "runs": 100},
     rates={"steps": 2000, "runs": 20},
     training={"epochs": 4},
-    mnist={"runs": 2},
+    mnist={"runs": 3},
     noise={"runs": 1},
     leakage={"targets": 5, "iterations": 100, "restarts": 1},
 )

@@ -86,7 +86,7 @@ def html_table(
     named = escape(title, quote=True)
     return (
         f'<div class="scroll" role="region" aria-label="{named}" tabindex="0">'
-        f'<table class="{kind}"><caption>{named}</caption><thead><tr>{head}</tr></thead>'
+        f'<table class="{kind}"><caption><span>{named}</span></caption><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
 

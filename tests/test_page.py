@@ -1,0 +1,82 @@
+"""Pages in a real browser: drawn, quiet, and no wider than a phone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pages import browser, seen
+
+pytest.importorskip("altair")
+pytest.importorskip("vl_convert")
+pytest.importorskip("cryptography")
+
+from sottovoce.demo import Size, demo, write_demo
+from sottovoce.experiments import bound_study, estimation
+from sottovoce.report import write_page
+
+pytestmark = pytest.mark.skipif(
+    browser() is None, reason="no Chromium was found (Debian: apt install chromium)"
+)
+TINY = Size(runs=2, block=20, blocks=2, iterations=3, restarts=1)
+
+
+@pytest.fixture(scope="module", params=["demo", "report"])
+def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("in a browser, größer")
+    if request.param == "demo":
+        return write_demo(demo(TINY, insecure_seed=3), folder)[0]
+    studies = [
+        bound_study(samples=1000),
+        estimation(steps=30, runs=3, insecure_seed=0),
+    ]
+    return write_page(folder / "report.html", studies)
+
+
+@pytest.fixture(scope="module", params=[1280, 375])
+def view(request: pytest.FixtureRequest, page: Path) -> Any:
+    found = seen(page, page.parent, request.param)
+    found["asked"] = request.param
+    return found
+
+
+def test_nothing_goes_wrong_and_no_host_is_asked(view: Any) -> None:
+    assert view["errors"] == []
+    assert view["requests"] == []
+
+
+def test_every_chart_is_drawn_in_place_of_its_picture(view: Any) -> None:
+    assert view["charts"] >= 2
+    assert view["drawn"] == view["charts"]
+    assert view["stills"] == 0
+    assert view["menus"] == 0
+
+
+def test_every_image_is_shown_and_described(view: Any) -> None:
+    assert view["images"]
+    assert [alt for alt, shown in view["images"] if not alt or not shown] == []
+
+
+def test_tooltips_tell_values(view: Any) -> None:
+    assert len(view["tooltips"]) == view["charts"]
+    assert all(any(letter.isdigit() for letter in text) for text in view["tooltips"])
+
+
+def test_nothing_scrolls_sideways(view: Any) -> None:
+    assert view["room"] == view["asked"]
+    assert view["width"] <= view["room"]
+
+
+def test_the_probe_sees_what_is_wrong(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.html"
+    figure = '<figure class="chart"><img class="still" src="http://localhost:9/x.png"></figure>'
+    bad.write_text(
+        "<!DOCTYPE html><html><head><style></style></head><body>"
+        f'{figure}<div style="width:2000px">wide</div><script>missing();</script></body></html>'
+    )
+    found = seen(bad, tmp_path, 375)
+    assert any("missing" in error for error in found["errors"])
+    assert found["requests"] == ["http://localhost:9/x.png"]
+    assert found["drawn"] < found["charts"] == found["stills"] == 1
+    assert found["width"] > found["room"]
+    assert found["images"] == [["", False]]
