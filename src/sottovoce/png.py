@@ -24,17 +24,6 @@ def encode_text(pixels: Tensor, enlarge: int = 1) -> str:
     return base64.b64encode(encode_grey(pixels, enlarge)).decode("ascii")
 
 
-def strip(images: Tensor, gap: int = 2) -> Tensor:
-    """Set images (rows, columns, height, width) side by side on grey: (height, width)."""
-    rows, columns, height, width = images.shape
-    sheet = torch.full((rows * (height + gap) - gap, columns * (width + gap) - gap), 0.5)
-    for row in range(rows):
-        for column in range(columns):
-            top, left = row * (height + gap), column * (width + gap)
-            sheet[top : top + height, left : left + width] = images[row, column]
-    return sheet
-
-
 def _chunk(kind: bytes, content: bytes) -> bytes:
     checksum = zlib.crc32(kind + content)
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", checksum)
