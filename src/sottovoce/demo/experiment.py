@@ -56,7 +56,7 @@ class Size:
     block: int = 200
     blocks: int = 6
     scale: float = 0.2
-    iterations: int = 150
+    iterations: int = 300
     restarts: int = 3
 
     @property
