@@ -97,7 +97,7 @@ def line_of(view: View, links: list[int], at: int, attack: str) -> tuple[Tensor,
     _, vectors = torch.linalg.eigh(gram)
     direction = torch.einsum("ri,ird->rd", vectors[:, :, -1], around)
     rounding = 8 * torch.finfo(view.messages.dtype).eps
-    if bool((direction.norm(dim=1) <= rounding * mean.norm(dim=1)).any()):
+    if bool((direction.norm(dim=1) <= rounding * mean.norm(dim=1)).all()):
         sender = int(view.sender[links[0]])
         raise AttackError(
             f"{attack} finds no difference between the messages of agent {sender} in round "
