@@ -17,7 +17,17 @@ import torch.distributed as dist
 from torch import nn
 
 import sottovoce.distributed as sd
-from sottovoce import DSGD, PDSGD, Algorithm, Deterministic, NoisyDSGD, Power, Stepsize, Uniform, ring
+from sottovoce import (
+    DSGD,
+    PDSGD,
+    Algorithm,
+    Deterministic,
+    NoisyDSGD,
+    Power,
+    Stepsize,
+    Uniform,
+    ring,
+)
 
 warnings.simplefilter("ignore")
 SCHEDULE = Power(1e-3, 0.0)

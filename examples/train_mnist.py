@@ -51,7 +51,9 @@ while optimizer.round < options.epochs * rounds:
     if optimizer.round % rounds == 0:
         with torch.no_grad():
             accuracy = (model(test_images).argmax(1) == test_labels).float().mean()
-        print(f"epoch {optimizer.round // rounds}, agent {agent}: accuracy {accuracy:.3f}")
+        print(
+            f"epoch {optimizer.round // rounds}, agent {agent}: accuracy {accuracy:.3f}", flush=True
+        )
         if options.checkpoint:
             optimizer.save(options.checkpoint)
 

@@ -1,8 +1,11 @@
 """Real agents, one process each: what they compute, what they send, and what they do on failure."""
 
+import fcntl
 import json
 import math
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import cases
@@ -21,22 +24,39 @@ pytestmark = pytest.mark.integration
 SEED = 11
 
 
+def once(factory: pytest.TempPathFactory, name: str, start: Callable[[Path], None]) -> Path:
+    """Start the processes once for all workers of pytest-xdist and share what they wrote."""
+    root = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    folder = root / name
+    with (root / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (root / f"{name}.done").exists():
+            folder.mkdir()
+            start(folder)
+            (root / f"{name}.done").touch()
+    return folder
+
+
+def run_agents(agents: int, scenarios: str) -> Callable[[Path], None]:
+    def start(folder: Path) -> None:
+        done = launching.torchrun(agents, scenarios, folder)
+        assert done.returncode == 0, done.stderr[-3000:]
+
+    return start
+
+
 @pytest.fixture(scope="module")
 def five(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five agents under torchrun: all equality cases, then three rounds with the bytes kept."""
-    folder = tmp_path_factory.mktemp("five")
-    done = launching.torchrun(5, "equality,wire", folder)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return folder
+    return once(tmp_path_factory, "five", run_agents(5, "equality,wire"))
 
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three agents under torchrun: an optimizer's behaviour, and agents that disagree."""
-    folder = tmp_path_factory.mktemp("three")
-    done = launching.torchrun(3, "behaviour,mismatch", folder)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return folder
+    return once(tmp_path_factory, "three", run_agents(3, "behaviour,mismatch"))
 
 
 def bits(tensor: Tensor) -> Tensor:
@@ -205,9 +225,10 @@ KILLS = ("before@5", "during@5", "after@5", "stop@5")
 
 @pytest.fixture(scope="module")
 def lost(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("lost")
-    launching.alone(folder, 4, DOOMED, list(KILLS), TIMEOUT)
-    return folder
+    def start(folder: Path) -> None:
+        launching.alone(folder, 4, DOOMED, list(KILLS), TIMEOUT)
+
+    return once(tmp_path_factory, "lost", start)
 
 
 def reports(folder: Path) -> Iterator[tuple[int, dict[str, object]]]:
@@ -248,3 +269,23 @@ def test_a_killed_training_resumes_and_ends_as_if_undisturbed(tmp_path: Path) ->
         assert torch.equal(bits(end[0]), bits(end[1]))
         kept = sorted(path.name for path in (disturbed / f"agent-{agent}").iterdir())
         assert kept == [f"round-{round:012d}.safetensors" for round in (20, 24)]
+
+
+def test_the_example_trains_in_its_own_loop(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "train_mnist.py"
+    options = ("--graph", "path:2", "--epochs", "1", "--checkpoint", tmp_path)
+    done = launching.torchrun(2, *options, script=example)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = dict(re.findall(r"epoch 1, agent (\d): accuracy (\d\.\d+)", done.stdout))
+    assert sorted(found) == ["0", "1"]
+    assert min(map(float, found.values())) > 0.3
+    assert len(list(tmp_path.glob("agent-*/round-*.safetensors"))) == 2
+
+
+def test_the_command_trains_and_reports_every_agent(capsys: pytest.CaptureFixture[str]) -> None:
+    from sottovoce.cli.train import train
+
+    train(agents=2, graph="path:2", epochs=1, batch_size=64, as_json=True)
+    result = json.loads(capsys.readouterr().out)
+    assert [report["agent"] for report in result["reports"]] == [0, 1]
+    assert all(report["accuracy"] > 0.3 for report in result["reports"])

@@ -74,21 +74,19 @@ def train(
     ]
     environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // number)), **os.environ}
     reports: dict[tuple[int, int], dict[str, Any]] = {}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if not line.startswith(REPORT):
-                sys.stderr.write(line)
-                continue
-            report = json.loads(line.removeprefix(REPORT))
-            reports[report["epoch"], report["agent"]] = report
-            heard(report)
-        code = process.wait()
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait()
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            for line in process.stdout or ():
+                if not line.startswith(REPORT):
+                    sys.stderr.write(line)
+                    continue
+                report = json.loads(line.removeprefix(REPORT))
+                reports[report["epoch"], report["agent"]] = report
+                heard(report)
+            code = process.wait()
+        finally:
+            if process.poll() is None:
+                process.terminate()
     if code:
         raise DistributedError(
             f"the training ended with exit code {code}; the agents' own messages stand above"

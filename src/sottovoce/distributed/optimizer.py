@@ -1,6 +1,6 @@
 """A torch optimizer whose step is one round among neighbours: this process is one agent."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -321,21 +321,28 @@ class DecentralizedSGD(torch.optim.Optimizer):
                 out.copy_((x * weight).sub_(share))
 
     def _receive(self, round: int) -> None:
-        """Sum the messages in ascending order of senders, the own one at its place."""
-        total, device = self._sum, self._sum.device
-        earlier = [j for j in self._exchange.neighbours if j < self.agent]
-        # Zero comes first, as in `receive`: it makes a negative zero positive.
-        if not earlier:
-            torch.add(self._own, 0.0, out=total)
+        """Sum the messages in ascending order of senders, the own one at its place.
+
+        The last one is added when all have been checked and sent: that one operation is the round.
+        """
+        total: Tensor | None = None
+        last: Tensor | None = None
+        for message in self._messages(round):
+            if last is not None:
+                total = _add(total, last, self._sum)
+            last = message
+        assert last is not None
+        _add(total, last, self.state_vector)
+
+    def _messages(self, round: int) -> Iterator[Tensor]:
+        own_is_due = True
         for j in self._exchange.arrivals(round):
-            message = self._exchange.incoming(j).to(device)
-            if earlier and j == earlier[0]:
-                torch.add(message, 0.0, out=total)
-            else:
-                total.add_(message)
-            if earlier and j == earlier[-1]:
-                total.add_(self._own)
-        self.state_vector.copy_(total)
+            if own_is_due and j > self.agent:
+                yield self._own
+                own_is_due = False
+            yield self._exchange.incoming(j).to(self._own.device)
+        if own_is_due:
+            yield self._own
 
     def _checkpoints(self, folder: str | Path) -> Checkpoints:
         return Checkpoints(folder, self.agent, self._facts, diameter(self.graph.mixing))
@@ -348,6 +355,11 @@ class _Group(dict[str, Any]):
         if key == "lr":
             raise DistributedError(_NO_RATE)
         raise KeyError(key)
+
+
+def _add(total: Tensor | None, message: Tensor, out: Tensor) -> Tensor:
+    """total + message; a sum begins with zero, as in `receive`: negative zeros become positive."""
+    return torch.add(message, 0.0 if total is None else total, out=out)
 
 
 def _has_own_transport(device: torch.device) -> bool:
