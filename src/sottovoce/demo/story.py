@@ -202,7 +202,7 @@ def _strip(data: Mapping[str, Any], n: Numbers, moment: str) -> Html:
         rows.append(cells)
     title = f"Round {found['round']:,}: truth, and what was recovered"
     headings = ["", *(escape(name) for _, name in COLUMNS)]
-    return html_table(title, headings, rows, [False] * len(headings), "strip")
+    return html_table(title, headings, rows, [False] * len(headings), "strip story")
 
 
 def _cell(

@@ -52,9 +52,13 @@ def load_section(path: str | Path) -> Section:
 def study_section(study: Study) -> Section:
     """What the paper says, whether our numbers agree, pictures, findings, tables, the command."""
     body = claim(study)
-    body += "".join(chart(drawing) for drawing in study.charts().values())
-    if isinstance(study.data.get("images"), Mapping):
-        body += _strip(study.data["images"], study.data.get("rows", ()))
+    images = study.data.get("images")
+    for drawing in study.charts().values():
+        # The strip below shows the images larger, with the error of each.
+        if not (images and _draws_images(drawing.to_dict())):
+            body += chart(drawing)
+    if isinstance(images, Mapping):
+        body += _strip(images, study.data.get("rows", ()))
     body += items(study.findings) + "".join(table(one) for one in study.tables)
     if study.command:
         body += f"<h3>The command</h3>{command(study.command)}"
@@ -70,6 +74,11 @@ def claim(study: Study) -> Html:
         f'<blockquote class="claim"><cite>The paper says</cite>{escape(study.claim)}</blockquote>'
         f'<p class="verdict {style}">{words}</p>'
     )
+
+
+def _draws_images(spec: Mapping[str, Any]) -> bool:
+    marks = [layer.get("mark") for layer in spec.get("layer", ())]
+    return any(isinstance(mark, Mapping) and mark.get("type") == "image" for mark in marks)
 
 
 def _strip(images: Mapping[str, Sequence[str]], rows: Sequence[Mapping[str, Any]]) -> Html:
