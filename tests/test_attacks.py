@@ -4,6 +4,7 @@ from functools import cache
 from statistics import median
 
 import pytest
+import torch
 
 from sottovoce import (
     DSGD,
