@@ -86,8 +86,8 @@ def html_table(
     named = escape(title, quote=True)
     return (
         f'<div class="scroll" role="region" aria-label="{named}" tabindex="0">'
-        f'<table class="{kind}"><caption><span>{named}</span></caption><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
+        f'<table class="{kind}"><caption><span>{named}</span></caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
