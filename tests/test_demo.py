@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pages import Element, parsed
 
@@ -19,6 +20,7 @@ pytest.importorskip("cryptography")
 
 from sottovoce.attacks import Conventional
 from sottovoce.demo import Size, demo, open_page, write_demo
+from sottovoce.demo.story import OWN_MODEL
 from sottovoce.report import load_section
 
 TINY = Size(runs=2, block=20, blocks=2, iterations=3, restarts=1)
@@ -162,3 +164,23 @@ def test_a_folder_that_cannot_be_is_said_before_anything_is_trained(tmp_path: Pa
     assert "file/demo" in done.stderr
     assert "Training" not in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_the_example_for_other_models_runs_as_shown_but_for_its_sizes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sizes = {"steps=1000": "steps=5", "rounds=[50]": "rounds=[2]", "targets=5": "targets=1"}
+    text = OWN_MODEL
+    for shown, small in sizes.items():
+        assert shown in text
+        text = text.replace(shown, small)
+    images = torch.rand(20, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    names = {
+        "model": torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3)),
+        "loss": torch.nn.functional.cross_entropy,
+        "data": [(images, torch.arange(20) % 3)] * 5,
+        "shape": (1, 4, 4),
+    }
+    exec(text, names)
+    assert "eavesdropper on pdsgd" in capsys.readouterr().out

@@ -19,10 +19,10 @@ pytest.importorskip("vl_convert")
 
 from sottovoce import report
 from sottovoce.algorithms import PDSGD
-from sottovoce.errors import ResultError
+from sottovoce.errors import ResultError, SottovoceError
 from sottovoce.experiments import Study, Table, bound_study, estimation
 from sottovoce.experiments import everything as everything_module
-from sottovoce.experiments.everything import everything
+from sottovoce.experiments.everything import QUICK, Scale, everything, verdicts
 from sottovoce.graphs import ring
 from sottovoce.png import encode_text
 from sottovoce.problems import Estimation
@@ -218,14 +218,27 @@ def test_everything_is_skipped_where_it_lies_and_repeated_where_it_changed(
 
     monkeypatch.setattr(everything_module, "_plan", plan)
     runs = 2
-    first = everything(tmp_path, insecure_seed=0)
+    first = everything(tmp_path, QUICK, insecure_seed=0)
     assert made == ["estimation", "bound"]
-    again = everything(tmp_path, insecure_seed=0)
+    again = everything(tmp_path, QUICK, insecure_seed=0)
     assert made == ["estimation", "bound"]
     assert [one.to_json() for one in again] == [json.loads(json.dumps(s.to_json())) for s in first]
     runs = 3
-    everything(tmp_path, insecure_seed=0)
+    everything(tmp_path, QUICK, insecure_seed=0)
     assert made == ["estimation", "bound", "estimation"]
     (tmp_path / "bound" / "bound.json").write_text("{")
-    everything(tmp_path, insecure_seed=0)
+    everything(tmp_path, QUICK, insecure_seed=0)
     assert made == ["estimation", "bound", "estimation", "bound"]
+
+
+def test_everything_refuses_before_it_works(tmp_path: Path) -> None:
+    with pytest.raises(SottovoceError, match="model 'huge' is not known"):
+        everything(tmp_path, Scale(model="huge"))
+    with pytest.raises(SottovoceError, match=str(tmp_path)):
+        everything(tmp_path / "out", Scale(data_dir=str(tmp_path)))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_summary_has_a_line_for_each_study(study: Study) -> None:
+    table = verdicts([study])
+    assert table.rows == [("bound", "agrees", study.findings[-1])]

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sottovoce import __version__
+from sottovoce import __version__, datasets
 from sottovoce.errors import ResultError
 from sottovoce.experiments.bound import bound_study
 from sottovoce.experiments.estimation import estimation
@@ -24,6 +24,7 @@ INTRO = (
 )
 _MADE_BY = "made-by.json"
 _CHECKPOINT = "checkpoint"
+_DATA = {"subset": "subset", "full": "mnist", "fashion": "fashion-mnist"}
 _VERDICTS = {True: "agrees", None: "agrees in part", False: "does not agree"}
 
 
@@ -76,8 +77,11 @@ def everything(
     """
     folder = Path(folder)
     scale = scale or Scale()
+    plan = _plan(folder, scale, insecure_seed, progress)
+    # Images that cannot be had are better known before hours of other work.
+    datasets.load(_DATA[scale.data], scale.data_dir)
     studies = []
-    for name, (arguments, make) in _plan(folder, scale, insecure_seed, progress).items():
+    for name, (arguments, make) in plan.items():
         made_by = {"version": __version__, "insecure_seed": insecure_seed, **arguments}
         place = folder / name
         if (study := _finished(place, name, made_by)) is not None:
@@ -114,8 +118,7 @@ def _plan(
     def checkpoint(name: str) -> Path:
         return folder / name / _CHECKPOINT
 
-    names = {"subset": "subset", "full": "mnist", "fashion": "fashion-mnist"}
-    leaking = {**network, "data": names[scale.data], **scale.leakage}
+    leaking = {**network, "data": _DATA[scale.data], **scale.leakage}
     return {
         "estimation": (scale.estimation, lambda: estimation(**scale.estimation, **shown)),
         "rates": (scale.rates, lambda: rates(**scale.rates, **shown)),
