@@ -200,7 +200,7 @@ def _estimates(
     """Estimates of all targets that can be attacked, which these are, and why others cannot."""
     gradients, states, attacked, refused = [], [], [], ""
     scale_known = True
-    start = view.start.double() if round == 1 and view.start is not None else None
+    known = _known_states(view, round)
     found: dict[int, Estimate | None] = {}
     for place, (run, agent) in enumerate(pairs):
         if agent not in found:
@@ -211,13 +211,21 @@ def _estimates(
         one = found[agent]
         if one is not None:
             gradients.append(one.gradient[run])
-            # In round 1 the public starting point is the state.
-            states.append(one.state[run] if start is None else start[run])
+            states.append(one.state[run] if known is None else known[run, agent])
             attacked.append(place)
             scale_known &= one.scale_known
     if not attacked:
         return None, [], refused
     return Estimate(torch.stack(gradients), scale_known, torch.stack(states)), attacked, refused
+
+
+def _known_states(view: View, round: int) -> Tensor | None:
+    """States told as side information, or in round 1 the public start: (runs, agents, d)."""
+    if view.states is not None:
+        return view.states[view.rounds.index(round)].double()
+    if round == 1 and view.start is not None:
+        return view.start.double()[:, None].expand(-1, view.graph.agents, -1)
+    return None
 
 
 def _answer(made: Recorded, pairs: list[tuple[int, int]], round: int) -> Answer:

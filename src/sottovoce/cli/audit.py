@@ -53,6 +53,11 @@ def audit(
     attack: Annotated[
         list[str] | None, typer.Option(help="An attack by name; all unless given; repeatable.")
     ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="dlg, projection or linear-layer; all that suit unless given."),
+    ] = None,
+    controls: Annotated[bool, typer.Option(help="Attack the exact gradient and noise too.")] = True,
     model: Model = "small",
     weights: Weights = None,
     data: Data = "subset",
@@ -95,7 +100,9 @@ def audit(
         targets=targets,
         effort=Effort(
             Search(iterations=iterations, warmup=warmup, restarts=restarts),
-            threshold=threshold,
+            None if method is None else tuple(method),
+            threshold,
+            controls,
             confined=model == "paper",
         ),
     )

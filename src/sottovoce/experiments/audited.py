@@ -41,11 +41,13 @@ class AuditSettings:
             "adversary": [str(one).partition(" ")[0] for one in self.adversaries],
             "knows": sorted(self.adversaries[0].knows),
             "attack": [one.name for one in self.attacks or ()],
+            "method": list(self.effort.methods or ()),
         }
         repeated = [f"--{name} {value}" for name, values in names.items() for value in values]
         return " ".join(
             [
                 *repeated,
+                *([] if self.effort.controls else ["--no-controls"]),
                 f"--stepsize {self.stepsize}",
                 f"--rounds {','.join(map(str, self.rounds))}",
                 f"--targets {self.targets}",
