@@ -331,7 +331,7 @@ def _limits(n: Numbers) -> Html:
         "coefficients hide nothing there; only the random stepsizes are left.</li>"
         "<li>Where all agents start from the same public point, the first message of the first "
         "round already shows a part of the step.</li>"
-        "<li>Under the law of the paper’s experiments those stepsizes become predictable as "
+        "<li>Under the law of the paper’s experiments the random stepsizes become predictable as "
         "training goes on.</li>"
         "<li>One image a gradient is the hardest case to protect. Larger batches make recovery "
         "harder; they are no guarantee.</li>"
