@@ -158,7 +158,7 @@ PACKED_LABELS = gzip.compress(GOOD_LABELS, mtime=0)
         (PACKED_LABELS[:-8] + bytes(8), "CRC"),
         (PACKED_LABELS + b"garbage", "cannot be read"),
         (PACKED_LABELS[:10] + b"\xff" * 12, "corrupt"),
-        (gzip.compress(GOOD_LABELS + b"\x00"), "bytes follow its end"),
+        (gzip.compress(GOOD_LABELS + b"\x00", mtime=0), "bytes follow its end"),
     ],
 )
 def test_a_corrupt_label_file_is_refused_by_name(
