@@ -24,8 +24,12 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Train with DSGD and PDSGD, overhear the messages, and show on a page what they give away."""
+    import torch
+
     from sottovoce import demo as story
 
+    # Batches of one image are too small to divide: a second thread only waits for the first.
+    torch.set_num_threads(1)
     began = time.monotonic()
 
     def say(text: str) -> None:
