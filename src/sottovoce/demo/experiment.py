@@ -198,7 +198,8 @@ def _attacked(
         cosines = torch.zeros(problem.agents, dtype=torch.float64)
         agents, estimate = _estimates(attack, view, round)
         if estimate is not None:
-            search = Search(size.iterations, restarts=size.restarts)
+            restarts = size.restarts if method == "projection" else 1
+            search = Search(size.iterations, restarts=restarts)
             spread = relative_spread(laws[algorithm], round)
             inverted = invert(method, problem.model, estimate, inputs, search, spread).images
             images[agents] = inverted.nan_to_num(0, 0, 0).to(truth)
