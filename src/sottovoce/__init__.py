@@ -1,5 +1,7 @@
 """Private decentralized training with PyTorch: agents learn one model and talk to neighbours only.
 
+For example, the paper's algorithm on the paper's first problem:
+
     from sottovoce import PDSGD, Estimation, ring, simulate
 
     result = simulate(Estimation.random(agents=5), PDSGD(), ring(5), steps=1000, runs=100)
