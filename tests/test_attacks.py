@@ -1,5 +1,6 @@
 """Each attack is exact where its formula is, and refused where something is missing."""
 
+import dataclasses
 from functools import cache
 from statistics import median
 
@@ -256,3 +257,14 @@ def test_targets_outside_the_graph_or_inside_the_adversary_are_refused():
         FirstRound().estimate(view, 7, 1)
     with pytest.raises(AttackError, match="'guess' is not known"):
         attack_named("guess")
+
+
+def test_a_run_with_nothing_to_eliminate_leaves_the_others_open():
+    transcript = recorded(PDSGD())
+    messages = transcript.messages.clone()
+    first, second = (transcript.sender == 1).nonzero().flatten().tolist()
+    messages[4, 0, second] = messages[4, 0, first]
+    view = Eavesdropper().view(dataclasses.replace(transcript, messages=messages))
+    found = Elimination().estimate(view, 1, 5).gradient[1:]
+    exact = truth(transcript, "steps", 1, 5)[1:]
+    assert gradient_relative_error(found, exact, scale_free=True).max() < 1e-9

@@ -267,6 +267,9 @@ def test_an_end_of_a_path_escapes_elimination_and_the_row_says_so(small):
     assert found.rows[0].attacked == 3
     assert found.rows[0].errors[0] is None
     assert found.rows[0].errors[4] is None
+    assert "2 beyond its reach" in found.rows[0].verdict
+    assert "elimination needs 2 messages of agent 0" in found.rows[0].refused
+    assert "3 attacked" in audit_study(found, "").tables[0].rows[0][-1]
 
 
 def test_the_json_of_a_study_has_no_nan(found):

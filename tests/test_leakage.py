@@ -54,7 +54,8 @@ def test_time_that_has_run_out_leaves_a_study_of_what_is_there():
 
 
 def test_noise_on_the_gradient_spoils_the_attack_by_degrees():
-    rows = noise_attack((0.0, 1.0), targets=2, search=Search(iterations=120, restarts=1))
+    search = Search(iterations=150, restarts=2)
+    rows = noise_attack((0.0, 1.0), targets=2, search=search, insecure_seed=0)
     assert rows[0.0].relative_error < 1e-3
     assert rows[0.0].median_error < 2
     assert rows[1.0].median_error > 50

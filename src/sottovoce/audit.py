@@ -43,7 +43,7 @@ class Audit:
             row
             for row in self.rows
             if (row.algorithm, row.adversary, row.round) == (algorithm, adversary, round)
-            and not row.refused
+            and row.attacked
         ]
         worst = math.inf
         return min(

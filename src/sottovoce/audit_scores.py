@@ -60,7 +60,8 @@ class Row:
 
     errors: summed squared error a target (mean over its batch), None where the attack was refused
     or found nothing finite. cosine, relative_error: medians against the true gradient, the second
-    after the best scaling where the attack leaves the scale open. refused: why, empty if it ran.
+    after the best scaling where the attack leaves the scale open. Medians are over the attacked
+    targets. refused: why no target, or only `attacked` of them, could be attacked.
     """
 
     algorithm: str
@@ -102,11 +103,13 @@ class Row:
     @property
     def verdict(self) -> str:
         """What happened, in words."""
-        if self.refused:
+        if not self.attacked:
             return f"refused: {self.refused}"
+        missed = self.targets - self.attacked
+        beyond = f", {missed} beyond its reach" if missed else ""
         return (
-            f"recovered {self.recovered} of {self.targets} images (error below {self.threshold:g}; "
-            f"95 % interval {self.low:.0%} to {self.high:.0%})"
+            f"recovered {self.recovered} of {self.targets} images{beyond} (error below "
+            f"{self.threshold:g}; 95 % interval {self.low:.0%} to {self.high:.0%})"
         )
 
 

@@ -143,7 +143,7 @@ class Work:
                 answer = _answer(made, [pairs[at] for at in attacked], round)
                 known = view.stepsizes is not None
                 spread = 0.0 if known else relative_spread(view.stepsize, round)
-                self._score(row, attacked, estimate, answer, spread)
+                self._score(replace(row, refused=refused), attacked, estimate, answer, spread)
 
     def _pairs(self, made: Recorded, agents: list[int]) -> list[tuple[int, int]]:
         return chosen_targets(agents, len(made.transcript.runs), self.plan.targets)

@@ -9,6 +9,8 @@ from sottovoce.adversaries import View
 from sottovoce.attacks.base import Attack, Estimate, gradient_of, inflow, ratios
 from sottovoce.errors import AttackError
 
+_TINY = 1e-300
+
 
 class Elimination(Attack):
     """Two messages of one sender in one round give Λ_j g_j up to one scalar.
@@ -80,12 +82,23 @@ class Chain(Attack):
         """γ of the first round and α of the second, each (runs,)."""
         point, direction = line_of(view, links, now, self.name)
         next_point, next_direction = line_of(view, links, after, self.name)
-        sizes = [d.norm(dim=1) for d in (direction, next_direction)]
-        columns = [direction / sizes[0][:, None], -next_direction / sizes[1][:, None]]
         right = next_point - point - inflow(view, target, now)
-        solution = torch.linalg.lstsq(torch.stack(columns, 2), right[:, :, None]).solution
-        gamma, alpha = solution[:, 0, 0] / sizes[0], solution[:, 1, 0] / sizes[1]
-        return gamma, alpha
+        return _two_scalars(direction, -next_direction, right)
+
+
+def _two_scalars(first: Tensor, second: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """The γ and α of the least |γ first + α second - right|, run by run: (runs,) each.
+
+    Gram and Schmidt by plain sums: a library's solver need not give the same bits twice. Where a
+    direction has length 0 its scalar is 0.
+    """
+    size = first.norm(dim=1, keepdim=True)
+    unit = first / size.clamp_min(_TINY)
+    across = second - (unit * second).sum(1, keepdim=True) * unit
+    alpha = (across * right).sum(1) / across.square().sum(1).clamp_min(_TINY)
+    rest = right - alpha[:, None] * second
+    gamma = (unit * rest).sum(1) / size[:, 0].clamp_min(_TINY)
+    return gamma, alpha
 
 
 def line_of(view: View, links: list[int], at: int, attack: str) -> tuple[Tensor, Tensor]:
@@ -93,11 +106,15 @@ def line_of(view: View, links: list[int], at: int, attack: str) -> tuple[Tensor,
     found = ratios(view, links, at)
     mean = found.mean(0)
     around = found - mean
-    gram = torch.einsum("ird,lrd->ril", around, around)
-    _, vectors = torch.linalg.eigh(gram)
-    direction = torch.einsum("ri,ird->rd", vectors[:, :, -1], around)
-    rounding = 8 * torch.finfo(view.messages.dtype).eps
-    if bool((direction.norm(dim=1) <= rounding * mean.norm(dim=1)).all()):
+    products = [torch.stack([(one * other).sum(1) for other in around], 1) for one in around]
+    _, vectors = torch.linalg.eigh(torch.stack(products, 1))
+    direction = torch.zeros_like(mean)
+    for place, one in enumerate(around):
+        direction += vectors[:, place, -1:] * one
+    # Rounded messages differ by less than this; a run whose coefficients happen to lie close is
+    # attacked all the same, with the digits that are left.
+    rounding = torch.finfo(view.messages.dtype).eps * mean.norm(dim=1)
+    if bool((direction.norm(dim=1) <= rounding).all()):
         sender = int(view.sender[links[0]])
         raise AttackError(
             f"{attack} finds no difference between the messages of agent {sender} in round "

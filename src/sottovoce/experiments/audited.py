@@ -117,7 +117,7 @@ def audit_images(
 
 def audit_study(audit: Audit, command: str) -> Study:
     """The rows of an audit as a table with controls, why attacks were refused, and the images."""
-    ran = [row for row in audit.rows if not row.refused]
+    ran = [row for row in audit.rows if row.attacked]
     refused = [row for row in audit.rows if row.refused]
     tables = [
         Table(
@@ -143,7 +143,7 @@ def audit_study(audit: Audit, command: str) -> Study:
     if refused:
         tables.append(
             Table(
-                "Attacks that were refused",
+                "Attacks that were refused, for some targets or all",
                 ("adversary", "algorithm", "round", "attack", "why"),
                 [(r.adversary, r.algorithm, r.round, r.attack, r.refused) for r in refused],
             )
@@ -178,8 +178,12 @@ def _cells(row: Row) -> tuple[str, ...]:
         _number(row.psnr, ".1f"),
         _number(row.ssim, ".2f"),
         f"{row.labels_correct}/{row.attacked}",
-        f"{row.recovered} of {row.targets} ({row.low:.0%}-{row.high:.0%})",
+        f"{row.recovered} of {row.targets} ({row.low:.0%}-{row.high:.0%})" + _missed(row),
     )
+
+
+def _missed(row: Row) -> str:
+    return "" if row.attacked == row.targets else f", {row.attacked} attacked"
 
 
 def _blind(audit: Audit) -> list[tuple[str, ...]]:

@@ -277,8 +277,9 @@ def _table(rows: list[Row], blind: float, targets: int) -> Table:
             "not finite" if row.median_error is None else f"{row.median_error:.3g}",
             "" if row.psnr is None else f"{row.psnr:.1f}",
             "" if row.ssim is None else f"{row.ssim:.3f}",
-            f"{row.labels_correct} of {row.targets}",
-            f"{row.recovered} of {row.targets} ({row.low:.0%} to {row.high:.0%})",
+            f"{row.labels_correct} of {row.attacked}",
+            f"{row.recovered} of {row.targets} ({row.low:.0%} to {row.high:.0%})"
+            + ("" if row.attacked == row.targets else f", {row.attacked} attacked"),
         )
         for row in rows
     ]
