@@ -38,7 +38,7 @@ from sottovoce.attacks import (
     state_from_messages,
 )
 from sottovoce.errors import AttackError
-from sottovoce.image_metrics import gradient_cosine, gradient_relative_error
+from sottovoce.inversion.metrics import gradient_cosine, gradient_relative_error
 
 GRAPHS = {"ring": ring(5), "complete": complete(4), "grid": grid(2, 3)}
 ROUNDS = 8

@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("altair")
 pytest.importorskip("vl_convert")
 
-from sottovoce.chart_style import dashes, log_ticks, palette
 from sottovoce.charts import Series, line_chart, network_chart, panel, save_chart
+from sottovoce.charts.style import dashes, log_ticks, palette
 from sottovoce.errors import SottovoceError
 
 ROUNDS = [1.0, 10.0, 100.0]

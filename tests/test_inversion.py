@@ -6,16 +6,16 @@ from torch import Tensor, nn
 
 from sottovoce import datasets, models
 from sottovoce.errors import AttackError
-from sottovoce.gradient_matching import BatchedGradient, Inputs, compress, jumps, total_variation
-from sottovoce.image_metrics import (
+from sottovoce.inversion import Inversion, Search, dlg, projection
+from sottovoce.inversion.layers import infer_label, linear_layer
+from sottovoce.inversion.matching import BatchedGradient, Inputs, compress, jumps, total_variation
+from sottovoce.inversion.metrics import (
     blind_guess,
     gradient_cosine,
     label_correct,
     match_batch,
     summed_squared_error,
 )
-from sottovoce.inversion import Inversion, Search, dlg, projection
-from sottovoce.layer_attacks import infer_label, linear_layer
 
 INPUTS = Inputs((1, 28, 28), mean=0.1307, std=0.3081)
 QUICK = Search(iterations=200, restarts=1)

@@ -19,12 +19,12 @@ pytest.importorskip("vl_convert")
 
 from sottovoce import report
 from sottovoce.algorithms import PDSGD
+from sottovoce.charts.png import encode_text
 from sottovoce.errors import ResultError, SottovoceError
 from sottovoce.experiments import Study, Table, bound_study, estimation
 from sottovoce.experiments import everything as everything_module
 from sottovoce.experiments.everything import QUICK, Scale, everything, verdicts
 from sottovoce.graphs import ring
-from sottovoce.png import encode_text
 from sottovoce.problems import Estimation
 from sottovoce.simulate import simulate
 

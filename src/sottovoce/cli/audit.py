@@ -9,8 +9,8 @@ from sottovoce import experiments
 from sottovoce.adversaries import parse_adversary
 from sottovoce.algorithms import parse_algorithm
 from sottovoce.attacks import attack_named
-from sottovoce.audit_scores import THRESHOLD, Effort, Row
-from sottovoce.audit_targets import Recorded
+from sottovoce.audit.scores import THRESHOLD, Effort, Row
+from sottovoce.audit.targets import Recorded
 from sottovoce.cli.options import AsJson, GraphName, InsecureSeed, Out, WritePage
 from sottovoce.cli.show import finish, notes, show_progress
 from sottovoce.errors import AttackError

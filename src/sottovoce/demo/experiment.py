@@ -12,16 +12,16 @@ from sottovoce.adversaries import Eavesdropper, View
 from sottovoce.algorithms import DSGD, PDSGD, Algorithm
 from sottovoce.attacks import Conventional, Elimination, Estimate
 from sottovoce.attacks.base import Attack
-from sottovoce.audit_scores import Effort, invert, relative_spread
+from sottovoce.audit.scores import Effort, invert, relative_spread
+from sottovoce.charts.png import encode_text
 from sottovoce.errors import AttackError
 from sottovoce.experiments.bound import bound_study
 from sottovoce.experiments.learning import Training
-from sottovoce.gradient_matching import Inputs
 from sottovoce.graphs import Graph, ring
-from sottovoce.image_metrics import gradient_cosine, summed_squared_error
 from sottovoce.inversion import Search
-from sottovoce.layer_attacks import infer_label
-from sottovoce.png import encode_text
+from sottovoce.inversion.layers import infer_label
+from sottovoce.inversion.matching import Inputs
+from sottovoce.inversion.metrics import gradient_cosine, summed_squared_error
 from sottovoce.privacy import UniformPrior, conditional_entropy, uniform_closed_form
 from sottovoce.problems import ModuleProblem
 from sottovoce.randomness import Streams, private_streams

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from sottovoce.chart_style import FONT, INK, PALETTE, SOFT_INK, heading, styled
 from sottovoce.charts import Series, line_chart, panel
+from sottovoce.charts.style import FONT, INK, PALETTE, SOFT_INK, heading, styled
 from sottovoce.experiments.drawing import draw
 
 if TYPE_CHECKING:

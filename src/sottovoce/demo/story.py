@@ -14,7 +14,7 @@ TITLE = "Training together, overheard"
 OWN_MODEL = """\
 from sottovoce import PDSGD, ModuleProblem, ring, simulate
 from sottovoce.audit import audit
-from sottovoce.gradient_matching import Inputs
+from sottovoce.inversion.matching import Inputs
 
 problem = ModuleProblem(model, loss, data)   # one (inputs, targets) pair for each agent
 result = simulate(problem, PDSGD(), ring(len(data)), steps=1000)

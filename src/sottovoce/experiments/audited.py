@@ -11,13 +11,13 @@ from sottovoce.adversaries import Adversary, Eavesdropper
 from sottovoce.algorithms import PDSGD, Algorithm
 from sottovoce.attacks import Attack
 from sottovoce.audit import Audit, audit
-from sottovoce.audit_scores import Effort, Row
-from sottovoce.audit_targets import Recorded
-from sottovoce.audit_work import Report
+from sottovoce.audit.scores import Effort, Row
+from sottovoce.audit.targets import Recorded
+from sottovoce.audit.work import Report
+from sottovoce.charts.png import encode_text
 from sottovoce.experiments.leakage import image_problem
 from sottovoce.experiments.study import Study, Table
 from sottovoce.graphs import Graph, ring
-from sottovoce.png import encode_text
 from sottovoce.stepsizes import Experiment, Power, Stepsize
 
 _SHOWN = 8

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sottovoce.charts import Series, line_chart, panel
-from sottovoce.image_chart import image_grid
+from sottovoce.charts.images import image_grid
 
 if TYPE_CHECKING:
     import altair as alt

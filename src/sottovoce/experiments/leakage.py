@@ -14,14 +14,14 @@ from sottovoce.algorithms import DSGD, PDSGD, Algorithm
 from sottovoce.attacks import Chain, Conventional, Elimination, LeastSquares
 from sottovoce.attacks.base import Attack
 from sottovoce.audit import Audit, audit
-from sottovoce.audit_scores import Effort, Row
-from sottovoce.audit_targets import Recorded, record, suited
+from sottovoce.audit.scores import Effort, Row
+from sottovoce.audit.targets import Recorded, record, suited
+from sottovoce.charts.png import encode_text
 from sottovoce.errors import ProblemError
 from sottovoce.experiments.study import Study, Table
-from sottovoce.gradient_matching import Inputs, jumps
 from sottovoce.graphs import Graph, ring
 from sottovoce.inversion import Search
-from sottovoce.png import encode_text
+from sottovoce.inversion.matching import Inputs, jumps
 from sottovoce.problems import ModuleProblem
 from sottovoce.stepsizes import Experiment, Law, Power, Stepsize, Uniform
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from sottovoce.algorithms import NoisyDSGD
 from sottovoce.attacks import LeastSquares
 from sottovoce.audit import audit
-from sottovoce.audit_scores import Effort, Row
+from sottovoce.audit.scores import Effort, Row
 from sottovoce.experiments.leakage import image_problem
 from sottovoce.graphs import Graph, ring
 from sottovoce.inversion import Search

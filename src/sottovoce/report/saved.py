@@ -6,9 +6,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from sottovoce.charts.png import encode_text
 from sottovoce.errors import ResultError
 from sottovoce.experiments.study import Study, Table
-from sottovoce.png import encode_text
 from sottovoce.report.blocks import (
     Html,
     Section,

@@ -14,13 +14,13 @@ from torch import Tensor
 from sottovoce.adversaries import Adversary, View
 from sottovoce.algorithms import Algorithm
 from sottovoce.attacks import Attack, Estimate
-from sottovoce.audit_scores import Answer, Effort, Row, inversions, relative_spread, score
-from sottovoce.audit_targets import Recorded, at_targets, chosen_targets, record, suited
+from sottovoce.audit.scores import Answer, Effort, Row, inversions, relative_spread, score
+from sottovoce.audit.targets import Recorded, at_targets, chosen_targets, record, suited
 from sottovoce.errors import AttackError
 from sottovoce.files import write_json
-from sottovoce.gradient_matching import Inputs
 from sottovoce.graphs import Graph
-from sottovoce.image_metrics import blind_guess
+from sottovoce.inversion.matching import Inputs
+from sottovoce.inversion.metrics import blind_guess
 from sottovoce.problems import ModuleProblem
 from sottovoce.problems.base import fingerprint
 from sottovoce.stepsizes import Stepsize

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.errors import AttackError
-from sottovoce.gradient_matching import Inputs
+from sottovoce.inversion.matching import Inputs
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from sottovoce import image_metrics as metrics
 from sottovoce.errors import AttackError
+from sottovoce.inversion import metrics
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from sottovoce.chart_style import heading, styled
+from sottovoce.charts.style import heading, styled
 from sottovoce.errors import SottovoceError
 
 if TYPE_CHECKING:

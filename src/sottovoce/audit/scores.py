@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from sottovoce.attacks import Estimate
 from sottovoce.errors import AttackError
-from sottovoce.gradient_matching import Inputs
-from sottovoce.image_metrics import (
+from sottovoce.inversion import Inversion, Search, dlg, projection
+from sottovoce.inversion.layers import infer_label, linear_layer
+from sottovoce.inversion.matching import Inputs
+from sottovoce.inversion.metrics import (
     gradient_cosine,
     gradient_relative_error,
     label_correct,
@@ -22,8 +24,6 @@ from sottovoce.image_metrics import (
     ssim,
     success_rate,
 )
-from sottovoce.inversion import Inversion, Search, dlg, projection
-from sottovoce.layer_attacks import infer_label, linear_layer
 from sottovoce.stepsizes import Stepsize
 
 WIDE_SPREAD = 0.1

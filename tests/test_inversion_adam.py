@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from sottovoce.batched_adam import descend
+from sottovoce.inversion.adam import descend
 
 
 def staircase(x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sottovoce.batched_lbfgs import minimise
+from sottovoce.inversion.lbfgs import minimise
 
 
 def differentiated(function):

@@ -11,11 +11,11 @@ from torch import Tensor
 from sottovoce.adversaries import Adversary, Eavesdropper
 from sottovoce.algorithms import Algorithm
 from sottovoce.attacks import ATTACKS, Attack
-from sottovoce.audit_scores import Effort, Row
-from sottovoce.audit_targets import Recorded
-from sottovoce.audit_work import CONTROL, Plan, Report, Store, Work
-from sottovoce.gradient_matching import Inputs
+from sottovoce.audit.scores import Effort, Row
+from sottovoce.audit.targets import Recorded
+from sottovoce.audit.work import CONTROL, Plan, Report, Store, Work
 from sottovoce.graphs import Graph
+from sottovoce.inversion.matching import Inputs
 from sottovoce.problems import ModuleProblem
 from sottovoce.progress import progress_bar
 from sottovoce.stepsizes import Stepsize

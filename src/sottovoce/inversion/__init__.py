@@ -2,7 +2,7 @@
 
 Both attacks know what is public (model, input shape and range) and the estimate, never the truth.
 All targets and restarts are solved in one batched computation. The attacks that need no search,
-`infer_label` and `linear_layer`, live in `layer_attacks`.
+`infer_label` and `linear_layer`, live in `layers`.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from sottovoce.batched_adam import descend
-from sottovoce.batched_lbfgs import Minimum, minimise
 from sottovoce.errors import AttackError
-from sottovoce.gradient_matching import (
+from sottovoce.inversion.adam import descend
+from sottovoce.inversion.layers import infer_label
+from sottovoce.inversion.lbfgs import Minimum, minimise
+from sottovoce.inversion.matching import (
     BatchedGradient,
     Inputs,
     Mismatch,
@@ -25,7 +26,6 @@ from sottovoce.gradient_matching import (
     squared_distance,
     total_variation,
 )
-from sottovoce.layer_attacks import infer_label
 
 Decode = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -248,7 +248,7 @@ def projection(
     Minimise 1 - cos²(φ(∇L(x)), φ(g)) + τ TV(x) over pixels confined to [low, high] by
     x = low + (high - low)(1 + sin u)/2, with L-BFGS on u. φ(v) = sign(v)|v|^power: 1 suits exact
     gradients and additive noise; 1/4 suits a random stepsize for each coordinate, whose spread it
-    shrinks (see `gradient_matching.compress`).
+    shrinks (see `matching.compress`).
 
     Args:
         model, state, gradient: as for `dlg`.

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from sottovoce.algorithms import Algorithm
 from sottovoce.errors import AttackError
-from sottovoce.gradient_matching import Inputs
 from sottovoce.graphs import Graph
+from sottovoce.inversion.matching import Inputs
 from sottovoce.problems import ModuleProblem
 from sottovoce.randomness import private_streams
 from sottovoce.simulate import simulate

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sottovoce.chart_style import (
+from sottovoce.charts.style import (
     FONT,
     PALETTE,
     SOFT_INK,

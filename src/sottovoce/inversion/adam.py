@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from sottovoce.batched_lbfgs import Objective, Observer
+from sottovoce.inversion.lbfgs import Objective, Observer
 
 
 def descend(
@@ -19,7 +19,7 @@ def descend(
     """Return the best point of each row after `iterations` Adam steps, (problems, dimension).
 
     Kingma and Ba (2015), with a rate that falls from `rate` to 0 along a cosine. Rows do not
-    influence each other. `objective` and `observer` are those of `batched_lbfgs.minimise`.
+    influence each other. `objective` and `observer` are those of `lbfgs.minimise`.
     """
     x = start.detach().clone()
     rows = torch.arange(len(x), device=x.device)
