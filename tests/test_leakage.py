@@ -7,7 +7,7 @@ import pytest
 
 from sottovoce.errors import ProblemError
 from sottovoce.experiments import Study, leakage, states
-from sottovoce.experiments.leakage import image_problem
+from sottovoce.experiments.leakage import _findings, image_problem
 from sottovoce.experiments.noise_attack import PAPER_DLG_ERRORS, noise_attack
 from sottovoce.inversion import Search
 from sottovoce.models import paper_cnn, parameter_count
@@ -89,3 +89,21 @@ def test_states_are_off_by_a_step_in_messages_and_known_to_the_chain():
     assert min(errors["neighbour"]) > 1e-3
     assert max(errors["chain"]) < 1e-4
     assert set(study.charts()) == {"states"}
+
+
+def test_findings_speak_of_what_was_run_and_say_when_nothing_was_learned():
+    blind = 48.0
+    theirs = {"DSGD: conventional + dlg": 60.0, "PDSGD (experiment law): conventional + dlg": 150.0}
+    findings, agrees = _findings(theirs, [], [], blind, 50)
+    assert len(findings) == 1
+    assert "its failure on PDSGD tells nothing" in findings[0]
+    assert agrees is None
+    ours = {
+        "DSGD: conventional + dlg": 0.2,
+        "PDSGD (experiment law): elimination + projection": 0.1,
+        "PDSGD (uniform law): elimination + projection": None,
+    }
+    findings, agrees = _findings(ours, [], [], blind, 50)
+    assert ["removes its state" in finding for finding in findings] == [True, False]
+    assert "nothing finite" in findings[1]
+    assert agrees is False
