@@ -9,6 +9,7 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table as RichTable
 
 from sottovoce.experiments.study import Study, Table
@@ -26,7 +27,14 @@ def print_json(content: Any) -> None:
 
 
 def print_table(table: Table) -> None:
-    """A table on stdout."""
+    """A table on stdout; where not even its words fit side by side, one paragraph a row."""
+    columns = list(zip(table.headings, *table.rows, strict=True))
+    words = [
+        max(len(w) for cell in column for w in str(cell).split() or [""]) for column in columns
+    ]
+    if sum(words) + 3 * len(words) > answers.width:
+        _print_rows(table)
+        return
     shown = RichTable(
         title=escape(table.title),
         title_justify="left",
@@ -34,7 +42,6 @@ def print_table(table: Table) -> None:
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
-    columns = zip(table.headings, *table.rows, strict=True)
     widths = [max(len(str(cell)) for cell in column) for column in columns]
     short = [width for width in widths if width <= _SHORT]
     # Short cells stay whole and long ones wrap, as long as there is room to wrap them in.
@@ -44,6 +51,16 @@ def print_table(table: Table) -> None:
     for row in table.rows:
         shown.add_row(*(escape(str(cell)) for cell in row))
     answers.print(shown)
+
+
+def _print_rows(table: Table) -> None:
+    answers.print(escape(table.title), style="bold")
+    for name, *cells in table.rows:
+        answers.print(f"[bold]{escape(str(name))}[/]")
+        pairs = zip(table.headings[1:], cells, strict=True)
+        facts = [f"{escape(h)} {escape(str(cell))}" for h, cell in pairs if str(cell)]
+        answers.print(Padding("; ".join(facts), (0, 0, 0, 3)))
+    answers.print()
 
 
 def print_study(study: Study, as_json: bool, written: Sequence[Path]) -> None:
