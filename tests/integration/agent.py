@@ -296,7 +296,7 @@ def alone(
             finally:
                 os._exit(code)
     ended: dict[str, dict[int, tuple[float, int]]] = {kill: {} for kill in kills}
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 100
     while started and time.monotonic() < deadline:
         child, status = os.waitpid(-1, os.WNOHANG)
         if child:

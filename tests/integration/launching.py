@@ -1,6 +1,7 @@
 """Start real agents: under torchrun, or without it where it would end the survivors itself."""
 
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -23,9 +24,18 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on, below those that outgoing connections are given.
+
+    One of the system's choosing could be given away again before the store listens on it.
+    """
+    while True:
+        port = secrets.choice(range(10_000, 30_000))
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 def torchrun(
