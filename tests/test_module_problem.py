@@ -169,8 +169,9 @@ def test_measurements_equal_a_plain_evaluation_with_uneven_sets():
                 assert float(found[f"{kind}_loss"][run, agent]) == pytest.approx(loss, rel=1e-5)
                 accuracy = float((outputs.argmax(1) == y).double().mean())
                 assert float(found[f"{kind}_accuracy"][run, agent]) == pytest.approx(accuracy)
-    spread = (state - state.mean(1, keepdim=True)).square().sum(-1).mean(-1).sqrt()
-    torch.testing.assert_close(found["consensus"], spread)
+    torch.testing.assert_close(
+        found["consensus"], (state - state.mean(1, keepdim=True)).norm(dim=-1)
+    )
 
 
 def test_regression_and_torch_datasets_work_without_accuracies():

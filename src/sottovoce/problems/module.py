@@ -111,12 +111,14 @@ class ModuleProblem(Problem):
         return self._training.inputs.mean(0)
 
     def measure(self, state: Tensor) -> dict[str, Tensor]:
-        """Loss and accuracy of every agent's own model on its own samples; consensus error.
+        """Loss and accuracy of every agent's own model on its own samples; ||x_i - x̄|| of each.
 
         For classification (whole-number targets) accuracies are measured too. The training figures
         use the first 1,000 samples of an agent.
         """
-        found = {"consensus": state.var(1, correction=0).sum(-1).sqrt()}
+        mean = state.mean(1)
+        apart = [(state[:, agent] - mean).norm(dim=-1) for agent in range(self.agents)]
+        found = {"consensus": torch.stack(apart, 1)}
         found |= self._evaluate(state, self._training.first(1000), "training")
         if self._validation is not None:
             found |= self._evaluate(state, self._validation, "validation")
