@@ -336,3 +336,10 @@ def test_memory_stays_under_four_tensors(algorithm: Algorithm) -> None:
         lambda: short(algorithm, problem=problem, graph=ring(16), runs=2, steps=3, measure=[0, 3])
     )
     assert 3 * tensor <= peak < 4 * tensor
+
+
+def test_a_thousand_agents_fit_into_four_tensors() -> None:
+    problem, graph = Quadratic.random(1000, 100), random_regular(4, 1000, seed=1)
+    peak = peak_bytes(lambda: short(problem=problem, graph=graph, runs=1, steps=3, measure=[0, 3]))
+    tensor = 1000 * 100 * 8
+    assert 3 * tensor <= peak < 4 * tensor
