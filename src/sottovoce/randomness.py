@@ -72,7 +72,7 @@ class Streams(ABC):
 
         A tensor `high` has shape (agents, 1). The bias is below high / 2**52.
         """
-        return self.uniform(purpose, round, count).mul_(high).long()
+        return (self.uniform(purpose, round, count) * high).long()
 
 
 def private_streams(
