@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := src tests benchmarks examples scripts
 # Two workers with one thread each: more threads per worker only compete for the same cores.
+# A file stays with one worker, so that what its tests share is made once.
 WORKERS ?= 2
-PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 .PHONY: help demo test slow lint format clean soak test-network bench-exchange
 
