@@ -92,15 +92,6 @@ def mixing_conditions(graph: Graph | GraphError) -> list[Condition]:
     return [Condition(name, statement, graph.rho < 1, graph.rho, reason)]
 
 
-def violated_conditions(stepsize: Stepsize, agents: int = 1) -> list[str]:
-    """What the theorems miss, in words; empty when their conditions hold or cannot be decided."""
-    return [
-        f"{condition.reason}; the theorems give no convergence"
-        for condition in theorem_conditions(stepsize, agents)
-        if condition.met is False
-    ]
-
-
 _TERMS = 100_000
 
 
