@@ -11,25 +11,29 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from sottovoce.algorithms import (
-    _MIXINGS,
     ALGORITHMS,
     DSGD,
+    MIXINGS,
     PDSGD,
     Algorithm,
     NoisyDSGD,
-    ScalarShares,
+    ZeroSumDSGD,
+    has_scalar_shares,
     parse_algorithm,
     receive,
 )
 from sottovoce.errors import AlgorithmError
 from sottovoce.graphs import WEIGHT_RULES, Graph, complete, from_networkx, grid, ring, star
 from sottovoce.randomness import private_streams
+from sottovoce.stepsizes import Deterministic, Power, Stepsize
 from sottovoce.update import DenseMixer, SparseMixer
 
 EVERY = [
     *(make() for name, make in ALGORITHMS.items() if name != "pdsgd"),
-    *(PDSGD(mixing) for mixing in _MIXINGS),
+    *(PDSGD(mixing) for mixing in MIXINGS),
+    ZeroSumDSGD(2.0, "uniform"),
 ]
+STEPSIZE = Stepsize(Power(0.5))
 EXACT = {"rtol": 0.0, "atol": 1e-12}
 CPU = torch.device("cpu")
 
@@ -67,17 +71,17 @@ def test_invariants_on_random_graphs(
     routes = graph.routes()
     m = graph.agents
 
-    shares = algorithm.shares(step, routes, streams, round)
+    shares = algorithm.shares(step, routes, streams, round, STEPSIZE)
     assert shares.shape == (2, len(routes.sender), 3)
     total = torch.zeros_like(step).index_add_(1, routes.sender, shares)
     assert torch.allclose(total, step, **EXACT), "shares of an agent sum to its step"
 
-    messages = algorithm.messages(state, step, routes, streams, round)
+    messages = algorithm.messages(state, step, routes, streams, round, STEPSIZE)
     after = receive(messages, routes, m)
     mean = state.mean(1) - step.mean(1)
     assert torch.allclose(after.mean(1), mean, **EXACT), "the average moves by the mean step"
 
-    if not isinstance(algorithm, ScalarShares):
+    if not has_scalar_shares(algorithm):
         return
     b = algorithm.coefficients(routes, streams, round)
     assert b.dtype == torch.float64
@@ -103,7 +107,7 @@ def test_one_agent_alone_computes_the_bits_of_all_together(algorithm: Algorithm)
     graph = grid(2, 3)
     state, step = drawn(graph, 3)
     together = algorithm.messages(
-        state, step, graph.routes(), private_streams(2, 6, insecure_seed=1), 9
+        state, step, graph.routes(), private_streams(2, 6, insecure_seed=1), 9, STEPSIZE
     )
     whole = graph.routes()
     for agent in range(graph.agents):
@@ -114,6 +118,7 @@ def test_one_agent_alone_computes_the_bits_of_all_together(algorithm: Algorithm)
             routes,
             private_streams(2, [agent], insecure_seed=1),
             9,
+            STEPSIZE,
         )
         of_agent = whole.sender == agent
         assert whole.receiver[of_agent].tolist() == routes.receiver.tolist()
@@ -125,7 +130,7 @@ def test_inputs_are_left_alone(algorithm: Algorithm) -> None:
     graph = star(4)
     state, step = drawn(graph, 5)
     before = state.clone(), step.clone()
-    algorithm.messages(state, step, graph.routes(), private_streams(2, 4), 1)
+    algorithm.messages(state, step, graph.routes(), private_streams(2, 4), 1, STEPSIZE)
     assert torch.equal(state, before[0])
     assert torch.equal(step, before[1])
 
@@ -140,7 +145,7 @@ def test_conventional_messages_reveal_the_state() -> None:
     graph = ring(5)
     state, step = drawn(graph, 1)
     routes = graph.routes()
-    messages = DSGD().messages(state, step, routes, private_streams(2, 5), 1)
+    messages = DSGD().messages(state, step, routes, private_streams(2, 5), 1, STEPSIZE)
     sent = ~routes.own
     assert torch.allclose(messages[:, sent], state[:, routes.sender[sent]] / 3, **EXACT)
 
@@ -214,9 +219,12 @@ def test_the_papers_stepsizes_are_the_defaults() -> None:
         ("sgd", r"'sgd' is not known; accepted: dsgd, pdsgd"),
         ("dsgd:0.1", r"'dsgd:0\.1' is not known"),
         ("pdsgd:gauss", r"mixing 'gauss' is not known; accepted: uniform, dirichlet, equal"),
-        ("noisy-dsgd:much", r"'noisy-dsgd:much' is not a usable number"),
-        ("noisy-dsgd:-1", r"'noisy-dsgd:-1' is not a usable number"),
-        ("noisy-dsgd:nan", r"'noisy-dsgd:nan' is not a usable number"),
+        ("zero-sum:0.1:gauss", r"mixing 'gauss' is not known; accepted: uniform, dirichlet"),
+        ("zero-sum:0.1:coordinate", r"mixing 'coordinate' is not known"),
+        ("noisy-dsgd:much", r"the noise in 'noisy-dsgd:much' is not a number"),
+        ("noisy-dsgd:-1", r"noise is -1\.0; it must be finite and not negative"),
+        ("zero-sum:nan", r"noise is nan; it must be finite and not negative"),
+        ("noisy-dsgd:1:2", r"'noisy-dsgd:1:2' is not known"),
     ],
 )
 def test_unknown_algorithms_are_refused(text: str, message: str) -> None:
@@ -225,6 +233,54 @@ def test_unknown_algorithms_are_refused(text: str, message: str) -> None:
 
 
 def test_impossible_noise_is_refused() -> None:
-    for noise in (-1.0, math.inf, math.nan):
-        with pytest.raises(AlgorithmError, match="finite and not negative"):
-            NoisyDSGD(noise)
+    for make in (NoisyDSGD, ZeroSumDSGD):
+        for noise in (-1.0, math.inf, math.nan):
+            with pytest.raises(AlgorithmError, match="finite and not negative"):
+                make(noise)
+
+
+@pytest.mark.parametrize("algorithm", EVERY, ids=str)
+def test_expected_coefficients_are_the_mean_of_the_shares(algorithm: Algorithm) -> None:
+    graph = star(3)
+    routes = graph.routes()
+    streams = private_streams(4000, 3, insecure_seed=5)
+    ones = torch.ones(4000, 3, 2, dtype=torch.float64)
+    found = algorithm.shares(ones, routes, streams, 1, STEPSIZE)
+    expected = algorithm.expected_coefficients(routes)
+    error = found.std((0, 2)) / math.sqrt(8000) * 5 + 1e-12
+    assert bool(((found.mean((0, 2)) - expected).abs() <= error).all())
+    if algorithm.coefficients_are_public and not isinstance(algorithm, ZeroSumDSGD):
+        assert torch.allclose(found, expected[:, None].expand_as(found), **EXACT)
+
+
+def test_coordinate_mixing_draws_anew_at_every_coordinate() -> None:
+    routes = complete(3).routes()
+    ones = torch.ones(1, 3, 5000, dtype=torch.float64)
+    found = PDSGD("coordinate").shares(
+        ones, routes, private_streams(1, 3, insecure_seed=1), 1, STEPSIZE
+    )[0]
+    raw = np.random.default_rng(0).random((5000, 3))
+    law = (raw / raw.sum(1, keepdims=True))[:, 0]
+    for share in found.numpy():
+        assert stats.ks_2samp(share, law).pvalue > 1e-3
+    of_one = found[routes.sender == 0].numpy()
+    assert abs(np.corrcoef(of_one)[0, 1] + 0.5) < 0.05, "only their sum ties them: -1/(n-1)"
+    with pytest.raises(AlgorithmError, match="no one coefficient"):
+        PDSGD("coordinate").coefficients(routes, private_streams(1, 3), 1)
+
+
+def test_zero_sum_noise_has_the_stated_size_and_cancels() -> None:
+    graph = star(4)
+    routes = graph.routes()
+    nothing = torch.zeros(1, 4, 20_000, dtype=torch.float64)
+    schedule = Stepsize(Power((0.1, 0.2, 0.2, 0.4)), Deterministic())
+    streams = private_streams(1, 4, insecure_seed=1)
+    noise = ZeroSumDSGD(0.5).shares(nothing, routes, streams, 1, schedule)[0]
+    for agent, (scale, members) in enumerate(zip((0.1, 0.2, 0.2, 0.4), (4, 2, 2, 2), strict=True)):
+        of_agent = noise[routes.sender == agent]
+        assert float(of_agent.sum(0).abs().max()) < 1e-12
+        size = 0.5 * scale * math.sqrt(1 - 1 / members)
+        for share in of_agent.numpy():
+            assert stats.kstest(share / size, "norm").pvalue > 1e-3
+    again = ZeroSumDSGD(0.5).shares(nothing, routes, streams, 2, schedule)[0]
+    assert abs(np.corrcoef(noise[0], again[0])[0, 1]) < 0.04

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sottovoce.algorithms import ALGORITHMS, PDSGD, Algorithm, ScalarShares
+from sottovoce.algorithms import ALGORITHMS, PDSGD, Algorithm
 from sottovoce.errors import ResultError, SimulationError
 from sottovoce.graphs import grid
 from sottovoce.problems import Quadratic
@@ -17,6 +17,7 @@ from sottovoce.transcript import Recording, Transcript
 EVERY = [make() for make in ALGORITHMS.values()]
 GRAPH = grid(2, 3)
 RUNS, ROUNDS = [0, 2], [1, 2, 3, 7, 8]
+STEPSIZE = Stepsize(law=Uniform())
 
 
 def recorded(algorithm: Algorithm, **options: object) -> Transcript:
@@ -26,7 +27,7 @@ def recorded(algorithm: Algorithm, **options: object) -> Transcript:
         GRAPH,
         steps=8,
         runs=3,
-        stepsize=Stepsize(law=Uniform()),
+        stepsize=STEPSIZE,
         record=Recording(ROUNDS, RUNS),
         insecure_seed=3,
         **options,  # type: ignore[arg-type]
@@ -45,35 +46,38 @@ def test_every_link_carries_its_message_and_nobodys_own_is_there(algorithm: Algo
     assert (transcript.rounds, transcript.runs) == (ROUNDS, RUNS)
 
 
+def shares_of(algorithm: Algorithm, transcript: Transcript, row: int) -> torch.Tensor:
+    """The shares of a recorded round, drawn again from the seed: (recorded runs, routes, d)."""
+    steps = torch.zeros(3, 6, 4, dtype=torch.float64)
+    steps[RUNS] = transcript.truth.steps[row]
+    streams = private_streams(3, 6, insecure_seed=3)
+    return algorithm.shares(steps, GRAPH.routes(), streams, ROUNDS[row], STEPSIZE)[RUNS]
+
+
 @pytest.mark.parametrize("algorithm", EVERY, ids=str)
 def test_messages_are_weighted_states_less_shares(algorithm: Algorithm) -> None:
-    """v_ij = w_ij x_j - b_ij s_j, with b drawn again from the seed."""
-    assert isinstance(algorithm, ScalarShares)
+    """v_ij = w_ij x_j - share_ij, with the private numbers drawn again from the seed."""
     transcript = recorded(algorithm)
     routes = GRAPH.routes()
-    W = torch.from_numpy(GRAPH.mixing.toarray())
-    i, j = transcript.receiver, transcript.sender
-    streams = private_streams(3, 6, insecure_seed=3)
-    for row, round in enumerate(ROUNDS):
-        B = torch.zeros(3, 6, 6, dtype=torch.float64)
-        B[:, routes.receiver, routes.sender] = algorithm.coefficients(routes, streams, round)
-        x, s = transcript.truth.states[row], transcript.truth.steps[row]
-        expected = W[i, j, None] * x[:, j] - B[RUNS][:, i, j, None] * s[:, j]
+    sent = ~routes.own
+    j = transcript.sender
+    assert torch.equal(routes.sender[sent], j)
+    for row in range(len(ROUNDS)):
+        x = transcript.truth.states[row]
+        shares = shares_of(algorithm, transcript, row)[:, sent]
+        expected = routes.weight[sent, None] * x[:, j] - shares
         assert torch.allclose(transcript.messages[row], expected, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("algorithm", EVERY, ids=str)
 def test_messages_and_what_stays_make_the_next_state(algorithm: Algorithm, exact: bool) -> None:
-    assert isinstance(algorithm, ScalarShares)
     transcript = recorded(algorithm, exact=exact)
-    routes = GRAPH.routes()
-    own = torch.from_numpy(GRAPH.mixing.diagonal())
-    streams = private_streams(3, 6, insecure_seed=3)
+    own = GRAPH.routes().own
+    weight = torch.from_numpy(GRAPH.mixing.diagonal())
     for row in (0, 1, 3):
-        b = algorithm.coefficients(routes, streams, ROUNDS[row])[RUNS][:, routes.own]
-        x, s = transcript.truth.states[row], transcript.truth.steps[row]
-        kept = own[:, None] * x - b[..., None] * s
+        x = transcript.truth.states[row]
+        kept = weight[:, None] * x - shares_of(algorithm, transcript, row)[:, own]
         after = kept.index_add(1, transcript.receiver, transcript.messages[row])
         assert torch.allclose(after, transcript.truth.states[row + 1], rtol=0, atol=1e-12)
 

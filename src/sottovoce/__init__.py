@@ -10,7 +10,14 @@ For example, the paper's algorithm on the paper's first problem:
 
 from importlib.metadata import PackageNotFoundError, version
 
-from sottovoce.algorithms import DSGD, PDSGD, Algorithm, NoisyDSGD, ScalarShares
+from sottovoce.algorithms import (
+    DSGD,
+    PDSGD,
+    Algorithm,
+    NoisyDSGD,
+    ScalarShares,
+    ZeroSumDSGD,
+)
 from sottovoce.conditions import theorem_conditions
 from sottovoce.errors import SottovoceError
 from sottovoce.graphs import (
@@ -73,6 +80,7 @@ __all__ = [
     "Stepsize",
     "Transcript",
     "Uniform",
+    "ZeroSumDSGD",
     "__version__",
     "complete",
     "erdos_renyi",

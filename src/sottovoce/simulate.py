@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.algorithms import Algorithm, ScalarShares, receive
+from sottovoce.algorithms import Algorithm, has_scalar_shares, receive
 from sottovoce.errors import DivergedError, ResultError, SimulationError
 from sottovoce.files import write_json
 from sottovoce.graphs import Graph
@@ -146,7 +146,7 @@ class _Simulation:
             for round in range(self.done + 1, steps + 1):
                 if recorder and round in recorder.rounds:
                     self._advance_by_messages(round, recorder)
-                elif exact or not isinstance(self.algorithm, ScalarShares):
+                elif exact or not has_scalar_shares(self.algorithm):
                     self._advance_by_messages(round, None)
                 else:
                     self._advance_fused(round)
@@ -169,7 +169,7 @@ class _Simulation:
         return Result(rounds, metrics, self.state.cpu(), facts, transcript)
 
     def _advance_fused(self, round: int) -> None:
-        assert isinstance(self.algorithm, ScalarShares)
+        assert has_scalar_shares(self.algorithm)
         self._compute_step(round)
         shares = None
         if not self.algorithm.keeps_whole_step:
@@ -179,7 +179,9 @@ class _Simulation:
 
     def _advance_by_messages(self, round: int, recorder: "_Recorder | None") -> None:
         self._compute_step(round, recorder)
-        messages = self.algorithm.messages(self.state, self.step, self.routes, self.streams, round)
+        messages = self.algorithm.messages(
+            self.state, self.step, self.routes, self.streams, round, self.stepsize
+        )
         if recorder:
             recorder.keep_messages(messages)
         self.spare.copy_(receive(messages, self.routes, self.graph.agents))

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sottovoce.algorithms import Algorithm, ScalarShares
+from sottovoce.algorithms import Algorithm, has_scalar_shares
 from sottovoce.distributed.checkpoint import Checkpoint, Checkpoints
 from sottovoce.distributed.exchange import Exchange
 from sottovoce.distributed.frames import DTYPES, all_finite
@@ -286,9 +286,14 @@ class DecentralizedSGD(torch.optim.Optimizer):
         targets = {
             i: self._own if i == self.agent else self._exchange.outgoing(i) for i in self._receivers
         }
-        if not isinstance(algorithm, ScalarShares):
+        if not has_scalar_shares(algorithm):
             messages = algorithm.messages(
-                state.view(1, 1, -1), step.view(1, 1, -1), self._routes, self.streams, round
+                state.view(1, 1, -1),
+                step.view(1, 1, -1),
+                self._routes,
+                self.streams,
+                round,
+                self.stepsize,
             )
             for place, (i, target) in enumerate(targets.items()):
                 target.copy_(messages[0, place])
