@@ -185,17 +185,11 @@ def test_regression_and_torch_datasets_work_without_accuracies():
     assert result.metric("training_loss")[-1, 0] < 0.02
 
 
-def test_agents_start_together_or_at_private_points():
+def test_agents_start_together():
     problem = ModuleProblem(dense(), cross_entropy, blobs())
     streams = private_streams(2, 5)
     together = problem.start(range(2), streams)
     assert (together == together[:, :1]).all()
-    apart = ModuleProblem(dense(), cross_entropy, blobs(), private_start=0.1)
-    states = apart.start(range(200), private_streams(200, 5))
-    jitter = states - apart.layout.vector(apart.model)
-    assert jitter.std().item() == pytest.approx(0.1, rel=0.02)
-    assert abs(jitter.mean().item()) < 0.001
-    assert (states[:, 0] != states[:, 1]).any(1).all()
 
 
 def test_starting_weights_depend_on_the_run_alone():

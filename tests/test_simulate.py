@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.algorithms import ALGORITHMS, DSGD, PDSGD, Algorithm, NoisyDSGD
-from sottovoce.errors import DivergedError, ResultError, SimulationError
+from sottovoce.errors import DivergedError, ResultError, SimulationError, SottovoceError
 from sottovoce.graphs import complete, grid, random_regular, ring
 from sottovoce.problems import Estimation, Logistic, Quadratic
 from sottovoce.randomness import Streams, private_streams
@@ -18,7 +18,7 @@ from sottovoce.simulate import simulate
 from sottovoce.stepsizes import Deterministic, Power, PrivateDeviation, Stepsize, Uniform
 from sottovoce.transcript import Recording
 
-EVERY = [make() for make in ALGORITHMS.values()]
+EVERY = [*(make() for make in ALGORITHMS.values()), PDSGD("coordinate")]
 
 
 def same(one: Result, other: Result) -> bool:
@@ -343,3 +343,26 @@ def test_a_thousand_agents_fit_into_four_tensors() -> None:
     peak = peak_bytes(lambda: short(problem=problem, graph=graph, runs=1, steps=3, measure=[0, 3]))
     tensor = 1000 * 100 * 8
     assert 3 * tensor <= peak < 4 * tensor
+
+
+@pytest.mark.parametrize("algorithm", EVERY, ids=str)
+def test_private_starting_points_are_private_and_centred(algorithm: Algorithm) -> None:
+    problem = Quadratic.random(6, 50)
+    result = short(
+        algorithm,
+        problem=problem,
+        graph=ring(6),
+        runs=40,
+        steps=2,
+        private_start=0.1,
+        record=Recording([1], range(40)),
+    )
+    assert result.transcript is not None
+    jitter = result.transcript.truth.states[0]
+    assert jitter.std().item() == pytest.approx(0.1, rel=0.03)
+    assert abs(jitter.mean().item()) < 0.004
+    assert result.transcript.start is not None
+    assert not result.transcript.start.any(), "the public point is the one without them"
+    assert result.transcript.private_start == 0.1
+    with pytest.raises(SottovoceError, match="private_start is nan"):
+        short(algorithm, problem=problem, graph=ring(6), private_start=math.nan)

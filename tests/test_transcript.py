@@ -14,7 +14,7 @@ from sottovoce.simulate import simulate
 from sottovoce.stepsizes import Stepsize, Uniform
 from sottovoce.transcript import Recording, Transcript
 
-EVERY = [make() for make in ALGORITHMS.values()]
+EVERY = [*(make() for make in ALGORITHMS.values()), PDSGD("coordinate")]
 GRAPH = grid(2, 3)
 RUNS, ROUNDS = [0, 2], [1, 2, 3, 7, 8]
 STEPSIZE = Stepsize(law=Uniform())

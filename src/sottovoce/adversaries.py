@@ -35,8 +35,10 @@ class View:
     """What one adversary sees of a transcript.
 
     sender, receiver: (links,) of the links it sees; messages: (rounds, runs, links, d); start:
-    (runs, d) where the agents began together; inside: its own agents. states and stepsizes are side
-    information about every agent, (rounds, runs, agents, d), for an adversary that `knows` it.
+    (runs, d), the point at which the agents began, or around which they drew private starting
+    points of the standard deviation `private_start`; inside: its own agents. states and stepsizes
+    are side information about every agent, (rounds, runs, agents, d), for an adversary that `knows`
+    it.
     """
 
     graph: Graph
@@ -48,6 +50,7 @@ class View:
     receiver: Tensor
     messages: Tensor
     start: Tensor | None
+    private_start: float = 0.0
     inside: Mapping[int, Inside] = field(default_factory=dict)
     states: Tensor | None = None
     stepsizes: Tensor | None = None
@@ -125,6 +128,7 @@ class Adversary(ABC):
             transcript.receiver[links],
             transcript.messages[:, :, links],
             transcript.start,
+            transcript.private_start,
             {
                 agent: Inside(
                     truth.states[:, :, agent],

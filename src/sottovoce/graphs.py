@@ -57,6 +57,18 @@ class Routes:
         names = ("receiver", "sender", "weight", "slot", "own")
         return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
+    def part(self, senders: slice) -> Routes:
+        """The routes of some senders, which are numbered from 0."""
+        chosen = range(self.agents)[senders]
+        kept = ((self.sender >= chosen.start) & (self.sender < chosen.stop)).nonzero().flatten()
+        names = ("receiver", "weight", "slot", "own")
+        return replace(
+            self,
+            agents=len(chosen),
+            sender=self.sender[kept] - chosen.start,
+            **{name: getattr(self, name)[kept] for name in names},
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Graph:

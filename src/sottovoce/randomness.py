@@ -15,7 +15,7 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -24,13 +24,10 @@ from torch import Tensor
 from sottovoce.errors import SottovoceError
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+    from cryptography.hazmat.primitives.ciphers import CipherContext
 
 _BLOCK_BYTES = 1 << 16
 """Draws are made in blocks of about this many bytes, so that no second tensor is stored."""
-
-_SHORT_ROW = 4096
-"""Rows of up to this many bytes are encrypted many at a time."""
 
 _CIPHER_BLOCK = 16
 
@@ -42,10 +39,17 @@ class InsecureSeedWarning(UserWarning):
 class Streams(ABC):
     """Private random numbers for `runs` x `agents`, addressed by purpose and round."""
 
+    by_agent: ClassVar[bool] = True
+    """Whether an agent's numbers are the same without the other agents."""
+
     def __init__(self, runs: range, agents: Sequence[int], device: torch.device) -> None:
         self.runs = runs
         self.agents = tuple(agents)
         self.device = device
+
+    @abstractmethod
+    def part(self, runs: slice, agents: slice) -> "Streams":
+        """The same numbers for some runs and agents alone (for all agents unless `by_agent`)."""
 
     @abstractmethod
     def uniform(
@@ -108,12 +112,19 @@ def warn_about_seed() -> None:
     )
 
 
+def require_jitter(private_start: float) -> None:
+    """Refuse a standard deviation of private starting points that is none."""
+    if not 0 <= private_start < float("inf"):
+        raise SottovoceError(
+            f"private_start is {private_start}; it must be finite and not negative"
+        )
+
+
 class CipherStreams(Streams):
     """AES-256 in counter mode: one key for each purpose, one counter block for each 16 bytes.
 
     A counter block is (round, run, agent, index), so that any number can be had without those
-    before it. Short rows of many streams are one encryption of all their counter blocks; a long row
-    is the cipher's own counter mode from its first block. Both give the same numbers.
+    before it. The counter blocks of many streams, or a part of a long one's, are one encryption.
     """
 
     def __init__(
@@ -123,76 +134,72 @@ class CipherStreams(Streams):
         self._master = os.urandom(32) if insecure_seed is None else _digest(32, insecure_seed)
         self._run = np.repeat(np.asarray(runs, dtype=">u4"), len(self.agents))
         self._agent = np.tile(np.asarray(self.agents, dtype=">u4"), len(runs))
-        self._keys: dict[tuple[str, int, torch.dtype], AES256] = {}
+        self._ciphers: dict[tuple[str, int, torch.dtype], CipherContext] = {}
 
     def __repr__(self) -> str:
         return f"CipherStreams(runs={len(self.runs)}, agents={len(self.agents)})"
+
+    def part(self, runs: slice, agents: slice) -> "CipherStreams":
+        part = CipherStreams(self.runs[runs], self.agents[agents])
+        part._master, part._ciphers = self._master, self._ciphers
+        return part
 
     def uniform(
         self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
     ) -> Tensor:
         out = torch.empty(len(self.runs), len(self.agents), count, dtype=dtype)
-        for block, first in self._blocks(out):
-            self._fill(block, first, purpose, round)
+        for block, draws in self._drawn(out, purpose, round):
+            block.copy_(draws)
         return out
 
     def scale_(self, tensor: Tensor, low: float, high: float, purpose: str, round: int) -> None:
         width = high - low
-        for rows, draws in self._drawn(tensor, purpose, round):
-            rows.mul_(draws.mul_(width).add_(low))
+        for block, draws in self._drawn(tensor, purpose, round):
+            block.mul_(draws.mul_(width).add_(low))
 
     def add_normal_(self, tensor: Tensor, deviation: float, purpose: str, round: int) -> None:
-        for rows, draws in self._drawn(tensor, purpose, round):
-            rows.add_(_to_normal(draws).mul_(deviation))
-
-    def _blocks(self, tensor: Tensor) -> Iterator[tuple[Tensor, int]]:
-        """Some rows at a time of (runs, agents, d), with the number of their first stream."""
-        rows = tensor.view(-1, tensor.shape[-1])
-        size = max(1, _BLOCK_BYTES // max(1, rows.shape[1] * rows.element_size()))
-        for first in range(0, len(rows), size):
-            yield rows[first : first + size], first
+        for block, draws in self._drawn(tensor, purpose, round):
+            block.add_(_to_normal(draws).mul_(deviation))
 
     def _drawn(self, tensor: Tensor, purpose: str, round: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Pairs (rows of the tensor, fresh uniform numbers for them) that cover the tensor."""
-        scratch: Tensor | None = None
-        for rows, first in self._blocks(tensor):
-            scratch = torch.empty_like(rows) if scratch is None else scratch[: len(rows)]
-            self._fill(scratch, first, purpose, round)
-            yield rows, scratch
+        """Pairs (block of the tensor, fresh uniform numbers for it) that cover the tensor.
 
-    def _fill(self, out: Tensor, first: int, purpose: str, round: int) -> None:
-        """Overwrite the rows of `out` by the numbers of the streams `first`, `first` + 1, ..."""
-        from cryptography.hazmat.primitives.ciphers import Cipher
-        from cryptography.hazmat.primitives.ciphers.modes import CTR, ECB
+        tensor: (runs, agents, d). A block is a few whole rows or a part of one; the numbers are
+        overwritten by those of the next block.
+        """
+        rows = tensor.view(-1, tensor.shape[-1])
+        each = _CIPHER_BLOCK // rows.element_size()
+        across, at_once = -(-rows.shape[1] // each), max(1, _BLOCK_BYTES // _CIPHER_BLOCK)
+        width, height = min(across, at_once), min(max(1, at_once // max(1, across)), len(rows))
+        cipher = self._cipher(purpose, rows.shape[1], rows.dtype)
+        counters = np.empty(4 * width * height, dtype=">u4")
+        # The library asks for room for one block more than it writes.
+        stream = torch.empty((width * height + 1) * _CIPHER_BLOCK, dtype=torch.uint8)
+        for top in range(0, len(rows), height):
+            streams = slice(top, top + height)
+            for left in range(0, across, width):
+                block = rows[streams, left * each : (left + width) * each]
+                blocks = (len(block), min(width, across - left))
+                used = counters[: 4 * blocks[0] * blocks[1]].reshape(*blocks, 4)
+                used[..., 0] = round
+                used[..., 1] = self._run[streams, None]
+                used[..., 2] = self._agent[streams, None]
+                used[..., 3] = np.arange(left, left + blocks[1])
+                cipher.update_into(used.reshape(-1).view(np.uint8), stream.numpy())
+                drawn = stream[: used.nbytes].view(rows.dtype).view(len(block), -1)
+                yield block, _bits_to_uniform_(drawn[:, : block.shape[1]])
 
-        size = out.shape[1] * out.element_size()
-        streams = slice(first, first + len(out))
-        count = -(-size // _CIPHER_BLOCK) if size <= _SHORT_ROW else 1
-        counters = np.empty((len(out), count, 4), dtype=">u4")
-        counters[..., 0] = round
-        counters[..., 1] = self._run[streams, None]
-        counters[..., 2] = self._agent[streams, None]
-        counters[..., 3] = np.arange(count)
-        key = self._key(purpose, out)
-        rows = out.view(torch.uint8).numpy()
-        if size <= _SHORT_ROW:
-            stream = Cipher(key, ECB()).encryptor().update(counters.tobytes())
-            rows[:] = np.frombuffer(stream, np.uint8).reshape(len(out), -1)[:, :size]
-        else:
-            zeros = bytes(size)
-            for row, counter in zip(rows, counters, strict=True):
-                encryptor = Cipher(key, CTR(counter.tobytes())).encryptor()
-                encryptor.update_into(zeros, memoryview(row))
-        _bits_to_uniform_(out)
-
-    def _key(self, purpose: str, out: Tensor) -> "AES256":
+    def _cipher(self, purpose: str, count: int, dtype: torch.dtype) -> "CipherContext":
         """Every purpose, count of numbers and type has a key of its own: no block serves twice."""
-        address = (purpose, out.shape[1], out.dtype)
-        if address not in self._keys:
+        address = (purpose, count, dtype)
+        if address not in self._ciphers:
+            from cryptography.hazmat.primitives.ciphers import Cipher
             from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+            from cryptography.hazmat.primitives.ciphers.modes import ECB
 
-            self._keys[address] = AES256(_digest(32, self._master, *address))
-        return self._keys[address]
+            key = AES256(_digest(32, self._master, *address))
+            self._ciphers[address] = Cipher(key, ECB()).encryptor()
+        return self._ciphers[address]
 
 
 class DeviceStreams(Streams):
@@ -200,6 +207,8 @@ class DeviceStreams(Streams):
 
     For studies only: the generator is not cryptographic.
     """
+
+    by_agent: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -214,6 +223,13 @@ class DeviceStreams(Streams):
 
     def __repr__(self) -> str:
         return f"DeviceStreams(runs={len(self.runs)}, agents={len(self.agents)})"
+
+    def part(self, runs: slice, agents: slice) -> "DeviceStreams":
+        if self.agents[agents] != self.agents:
+            raise SottovoceError("the streams of a device cannot be divided by agents")
+        part = DeviceStreams(self.runs[runs], self.agents, None, self.device)
+        part._secret = self._secret
+        return part
 
     def uniform(
         self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
@@ -244,7 +260,7 @@ def _digest(size: int, *parts: object) -> bytes:
     return hashlib.blake2b(repr(parts).encode(), digest_size=size, person=b"sottovoce").digest()
 
 
-def _bits_to_uniform_(out: Tensor) -> None:
+def _bits_to_uniform_(out: Tensor) -> Tensor:
     """Read random bits as numbers in [0, 1): a mantissa, the exponent of [1, 2), minus 1."""
     if out.dtype == torch.float64:
         out.view(torch.int64).bitwise_and_((1 << 52) - 1).bitwise_or_(1023 << 52)
@@ -252,7 +268,7 @@ def _bits_to_uniform_(out: Tensor) -> None:
         out.view(torch.int32).bitwise_and_((1 << 23) - 1).bitwise_or_(127 << 23)
     else:
         raise SottovoceError(f"private numbers are float32 or float64, not {out.dtype}")
-    out.sub_(1.0)
+    return out.sub_(1.0)
 
 
 def _to_normal(uniform: Tensor) -> Tensor:

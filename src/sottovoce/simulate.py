@@ -18,12 +18,12 @@ from sottovoce.files import write_json
 from sottovoce.graphs import Graph
 from sottovoce.problems.base import Problem
 from sottovoce.progress import progress_bar
-from sottovoce.randomness import Streams, private_streams
+from sottovoce.randomness import Streams, private_streams, require_jitter
 from sottovoce.results import Result, join
 from sottovoce.stepsizes import Stepsize
 from sottovoce.storage import read_tensors, write_tensors
 from sottovoce.transcript import Recording, Transcript, Truth
-from sottovoce.update import mixer
+from sottovoce.update import SharesInBlocks, mixer
 
 _ROUNDS_BETWEEN_CHECKS = 32
 _SECONDS_BETWEEN_CHECKPOINTS = 60.0
@@ -40,6 +40,7 @@ def simulate(
     measure: Collection[int] | None = None,
     record: Recording | None = None,
     checkpoint: str | Path | None = None,
+    private_start: float = 0.0,
     exact: bool = False,
     insecure_seed: int | None = None,
     progress: bool = False,
@@ -50,12 +51,16 @@ def simulate(
     being the start; about 100 rounds on a logarithmic scale unless given. record: rounds and runs
     whose messages to keep. checkpoint: a folder from which an interrupted call with the same
     arguments continues; with `insecure_seed` it ends with the same numbers as an undisturbed one.
+    private_start: standard deviation of private Gaussian numbers that every agent adds to its
+    starting point; with 0 an observer who knows that point reads a share of the first step off a
+    single message.
     exact: compute message by message, as real agents do, to the same bits as
     `sottovoce.distributed`; otherwise one fused update serves all.
     """
     stepsize = stepsize or algorithm.default_stepsize
     if steps < 1 or runs < 1:
         raise SimulationError(f"steps is {steps} and runs is {runs}; both must be at least 1")
+    require_jitter(private_start)
     if problem.agents != graph.agents:
         raise SimulationError(
             f"the problem has {problem.agents} agents, but {graph.name} has {graph.agents}"
@@ -73,6 +78,7 @@ def simulate(
         "graph": graph.describe(),
         "steps": steps,
         "runs": runs,
+        "private_start": private_start,
         "insecure_seed": insecure_seed,
     }
     identity = json.dumps([facts, rounds, repr(stepsize.deviation)], sort_keys=True)
@@ -81,7 +87,9 @@ def simulate(
     with progress_bar(f"{algorithm} on {graph.name}", steps * runs, progress, "rounds") as advance:
         for first in range(0, runs, at_once):
             chunk = range(first, min(first + at_once, runs))
-            simulation = _Simulation(problem, algorithm, graph, stepsize, chunk, insecure_seed)
+            simulation = _Simulation(
+                problem, algorithm, graph, stepsize, chunk, private_start, insecure_seed
+            )
             store = _Store(checkpoint, chunk, identity) if checkpoint else None
             parts.append(simulation.run(rounds, steps, record, exact, store, advance, facts))
     return join(parts)
@@ -97,6 +105,7 @@ class _Simulation:
         graph: Graph,
         stepsize: Stepsize,
         runs: range,
+        private_start: float,
         insecure_seed: int | None,
     ) -> None:
         self.problem, self.algorithm, self.graph, self.stepsize = (
@@ -116,10 +125,17 @@ class _Simulation:
         self.routes = graph.routes().to(device)
         self.mixer = mixer(graph, len(runs), problem.dtype, device)
         self.state = problem.start(runs, self.streams)
-        self.common_start = _common_points(self.state)
+        self.common_start, self.private_start = _common_points(self.state), private_start
+        if private_start:
+            self.streams.add_normal_(self.state, private_start, "start", 0)
         self.spare = torch.empty_like(self.state)
         self.step = torch.empty_like(self.state)
         self.done = 0
+        self.shares = (
+            None
+            if has_scalar_shares(algorithm)
+            else SharesInBlocks(self.routes, self.streams, problem.dimension)
+        )
         self.bad_round = torch.zeros(self.state.shape[:2], dtype=torch.long, device=device)
 
     def run(
@@ -146,7 +162,7 @@ class _Simulation:
             for round in range(self.done + 1, steps + 1):
                 if recorder and round in recorder.rounds:
                     self._advance_by_messages(round, recorder)
-                elif exact or not has_scalar_shares(self.algorithm):
+                elif exact:
                     self._advance_by_messages(round, None)
                 else:
                     self._advance_fused(round)
@@ -169,12 +185,16 @@ class _Simulation:
         return Result(rounds, metrics, self.state.cpu(), facts, transcript)
 
     def _advance_fused(self, round: int) -> None:
-        assert has_scalar_shares(self.algorithm)
         self._compute_step(round)
-        shares = None
-        if not self.algorithm.keeps_whole_step:
-            shares = self.algorithm.coefficients(self.routes, self.streams, round)
-        self.mixer.combine(self.state, self.step, self.spare, shares)
+        if self.shares is not None:
+            self.mixer.mix(self.state, self.spare)
+            self.shares.subtract(self.spare, self.step, self.algorithm, round, self.stepsize)
+        else:
+            assert has_scalar_shares(self.algorithm)
+            shares = None
+            if not self.algorithm.keeps_whole_step:
+                shares = self.algorithm.coefficients(self.routes, self.streams, round)
+            self.mixer.combine(self.state, self.step, self.spare, shares)
         self._accept(round)
 
     def _advance_by_messages(self, round: int, recorder: "_Recorder | None") -> None:
@@ -249,6 +269,7 @@ class _Recorder:
             str(simulation.algorithm),
             str(simulation.stepsize),
             None if simulation.common_start is None else simulation.common_start[self.rows],
+            simulation.private_start,
         )
 
 

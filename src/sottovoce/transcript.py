@@ -57,7 +57,9 @@ class Transcript:
     algorithm: str
     stepsize: str
     start: Tensor | None
-    """Where the agents of each run started, (runs, d), if they started together: public."""
+    """The public point at or around which the agents of each run started, (runs, d), if any."""
+    private_start: float = 0.0
+    """Public standard deviation of the private numbers that each agent added to that point."""
 
     def save(self, stem: str | Path) -> None:
         """Write `stem.json` and `stem.safetensors`. The file holds every agent's secrets."""
@@ -84,6 +86,7 @@ class Transcript:
             "agents": self.graph.agents,
             "algorithm": self.algorithm,
             "stepsize": self.stepsize,
+            "private_start": self.private_start,
         }
         save_pair(stem, tensors, facts)
 
@@ -108,6 +111,7 @@ class Transcript:
                 facts["algorithm"],
                 facts["stepsize"],
                 tensors.get("start"),
+                facts["private_start"],
             )
         except KeyError as error:
             raise ResultError(f"{stem} is not a whole transcript: {error} is missing") from error
@@ -134,4 +138,5 @@ class Transcript:
             None
             if first.start is None
             else torch.cat([p.start for p in parts if p.start is not None]),
+            first.private_start,
         )

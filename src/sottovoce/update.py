@@ -10,9 +10,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sottovoce.graphs import Graph
+from sottovoce.algorithms import Algorithm
+from sottovoce.graphs import Graph, Routes
+from sottovoce.randomness import Streams
+from sottovoce.stepsizes import Stepsize
 
 _DENSE_AGENTS = 64
+_BLOCK_NUMBERS = {True: 1 << 15, False: 1 << 24}
+"""Shares held at a time on a CPU, whose cache they should not leave, and elsewhere."""
 
 
 class Mixer(Protocol):
@@ -23,6 +28,9 @@ class Mixer(Protocol):
 
         state, step, out: (runs, agents, d), `out` not overlapping the others.
         """
+
+    def mix(self, state: Tensor, out: Tensor) -> None:
+        """out = W state, for shares that are no numbers times the step."""
 
 
 def mixer(graph: Graph, runs: int, dtype: torch.dtype, device: torch.device) -> Mixer:
@@ -44,13 +52,16 @@ class DenseMixer:
         self._splitting = torch.zeros(runs, graph.agents, graph.agents, dtype=dtype, device=device)
 
     def combine(self, state: Tensor, step: Tensor, out: Tensor, shares: Tensor | None) -> None:
-        torch.bmm(self._mixing, state, out=out)
+        self.mix(state, out)
         if shares is None:
             out.sub_(step)
             return
         receiver, sender = self._entries
         self._splitting[:, receiver, sender] = shares.to(step.dtype)
         out.baddbmm_(self._splitting, step, alpha=-1.0)
+
+    def mix(self, state: Tensor, out: Tensor) -> None:
+        torch.bmm(self._mixing, state, out=out)
 
 
 class SparseMixer:
@@ -76,10 +87,43 @@ class SparseMixer:
             )
 
     def combine(self, state: Tensor, step: Tensor, out: Tensor, shares: Tensor | None) -> None:
-        flat_state, flat_step, flat_out = (t.flatten(0, 1) for t in (state, step, out))
-        torch.addmm(flat_out, self._mixing, flat_state, beta=0.0, out=flat_out)
+        self.mix(state, out)
+        flat_step, flat_out = step.flatten(0, 1), out.flatten(0, 1)
         if shares is None:
             flat_out.sub_(flat_step)
             return
         splitting = self._matrix(shares.to(step.dtype).flatten(), len(flat_step))
         torch.addmm(flat_out, splitting, flat_step, alpha=-1.0, out=flat_out)
+
+    def mix(self, state: Tensor, out: Tensor) -> None:
+        flat_state, flat_out = state.flatten(0, 1), out.flatten(0, 1)
+        torch.addmm(flat_out, self._mixing, flat_state, beta=0.0, out=flat_out)
+
+
+class SharesInBlocks:
+    """Take shares from their receivers a few senders at a time, so that they are never all held.
+
+    For rules whose shares are drawn coordinate by coordinate: all shares of a round would be
+    (runs, routes, d), several times the states.
+    """
+
+    def __init__(self, routes: Routes, streams: Streams, dimension: int) -> None:
+        rows = max(1, _BLOCK_NUMBERS[streams.device.type == "cpu"] // (routes.slots * dimension))
+        agents = len(streams.agents)
+        at_once = min(rows, agents) if streams.by_agent else agents
+        parts = [slice(first, first + at_once) for first in range(0, agents, at_once)]
+        runs = max(1, rows // agents)
+        self._blocks = [
+            (slice(first, first + runs), part, routes.part(part))
+            for first in range(0, len(streams.runs), runs)
+            for part in parts
+        ]
+        self._streams = [streams.part(some, part) for some, part, _ in self._blocks]
+
+    def subtract(
+        self, out: Tensor, step: Tensor, algorithm: Algorithm, round: int, stepsize: Stepsize
+    ) -> None:
+        """out_i -= Σ_j share_ij; step, out: (runs, agents, d)."""
+        for (runs, agents, routes), streams in zip(self._blocks, self._streams, strict=True):
+            shares = algorithm.shares(step[runs, agents], routes, streams, round, stepsize)
+            out[runs].index_add_(1, routes.receiver, shares, alpha=-1.0)

@@ -18,7 +18,7 @@ from sottovoce.distributed.streams import AgentStreams
 from sottovoce.errors import DistributedError
 from sottovoce.graphs import Graph
 from sottovoce.mixing import diameter
-from sottovoce.randomness import warn_about_seed
+from sottovoce.randomness import require_jitter, warn_about_seed
 from sottovoce.stepsizes import Stepsize
 
 _NO_RATE = (
@@ -44,9 +44,11 @@ class DecentralizedSGD(torch.optim.Optimizer):
     cipher keyed by the operating system, sends each neighbour a message of its own and sums what
     it receives; a failed round leaves the parameters as they were.
 
-    stepsize: the algorithm's own default unless given. timeout: seconds after which a silent
-    neighbour counts as lost; at the start at least 60. record: keep everything for an auditor
-    (`save_recording`). insecure_seed: make the private numbers repeatable, which gives up privacy.
+    stepsize: the algorithm's own default unless given. private_start: standard deviation of private
+    Gaussian numbers added to the starting point, which closes the first round. timeout: seconds
+    after which a silent neighbour counts as lost; at the start at least 60. record: keep everything
+    for an auditor (`save_recording`). insecure_seed: make the private numbers repeatable, which
+    gives up privacy.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class DecentralizedSGD(torch.optim.Optimizer):
         algorithm: Algorithm,
         stepsize: Stepsize | None = None,
         *,
+        private_start: float = 0.0,
         timeout: float = 60.0,
         record: bool = False,
         insecure_seed: int | None = None,
@@ -67,6 +70,7 @@ class DecentralizedSGD(torch.optim.Optimizer):
             )
         if not 0 < timeout < float("inf"):
             raise DistributedError(f"timeout is {timeout}; accepted: a positive number of seconds")
+        require_jitter(private_start)
         if insecure_seed is not None:
             warn_about_seed()
         self.graph, self.algorithm, self.timeout = graph, algorithm, timeout
@@ -89,6 +93,11 @@ class DecentralizedSGD(torch.optim.Optimizer):
         self.exchange_device = device if _has_own_transport(device) else torch.device("cpu")
         agree(self._facts, self.exchange_device, max(timeout, _START))
         self.streams = AgentStreams(self.agent, insecure_seed, device)
+        if private_start:
+            jitter = self.streams.normal(
+                "start", 0, len(self.state_vector), self.state_vector.dtype
+            )
+            self.state_vector.add_(jitter[0, 0].mul_(private_start))
         self._routes = graph.routes(self.agent).to(device)
         self._receivers: list[int] = self._routes.receiver.tolist()
         self._exchange = Exchange(

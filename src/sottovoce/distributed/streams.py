@@ -24,6 +24,9 @@ class AgentStreams(Streams):
     def __repr__(self) -> str:
         return f"AgentStreams(agent={self.agents[0]})"
 
+    def part(self, runs: slice, agents: slice) -> "AgentStreams":
+        return self
+
     def uniform(
         self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
     ) -> Tensor:

@@ -105,7 +105,6 @@ class Training:
             validation,
             batch=self.batch,
             initialise=lambda model, run: models.initialise(model, run, self.activation),
-            private_start=self.private_start,
             device=self.device,
         )
 
@@ -338,6 +337,7 @@ def _train(
         runs=runs,
         measure=early | set(range(epoch, steps + 1, epoch)),
         checkpoint=Path(checkpoint) / str(algorithm).replace(":", "-") if checkpoint else None,
+        private_start=training.private_start,
         insecure_seed=insecure_seed,
         progress=progress,
     )

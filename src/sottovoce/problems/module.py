@@ -27,9 +27,7 @@ class ModuleProblem(Problem):
     a batch, such as `torch.nn.functional.cross_entropy`. data: for each agent its training samples,
     a pair of tensors (inputs, targets) or a torch Dataset. validation: a list with one set for each
     agent, or one set for all. initialise: `initialise(model, run)` gives the module the public
-    starting weights of a run; the module's own weights serve when it is None. private_start:
-    standard deviation of private Gaussian numbers that every agent adds to the common starting
-    point; with 0 an observer who knows that point reads b_ij Λ_j g_j off the first message.
+    starting weights of a run; the module's own weights serve when it is None.
 
     A stochastic gradient uses `batch` samples drawn with replacement, so that its expectation is
     the gradient of f_i (the paper's Assumption on gradients).
@@ -46,17 +44,14 @@ class ModuleProblem(Problem):
         *,
         batch: int = 32,
         initialise: Callable[[nn.Module, int], None] | None = None,
-        private_start: float = 0.0,
         gradients: Method = "auto",
         device: str | torch.device = "cpu",
     ) -> None:
         refuse_running_statistics(model)
         require_sizes(agents=len(data), batch=batch)
-        if not 0 <= private_start < float("inf"):
-            raise ProblemError(f"private_start is {private_start}; it must not be negative")
         self.device = torch.device(device)
         self.model, self.loss, self.batch = model.to(self.device), loss, batch
-        self.initialise, self.private_start = initialise, private_start
+        self.initialise = initialise
         self.agents = len(data)
         self._gradients = ReplicaGradients(model, loss, method=gradients, device=self.device)
         self.layout = self._gradients.layout
@@ -89,8 +84,6 @@ class ModuleProblem(Problem):
             if self.initialise is not None:
                 self.initialise(self.model, run)
             state[row] = self.layout.vector(self.model)
-        if self.private_start:
-            streams.add_normal_(state, self.private_start, "start", 0)
         return state
 
     def gradient(self, state: Tensor, streams: Streams, round: int, out: Tensor) -> Tensor:
@@ -173,7 +166,6 @@ class ModuleProblem(Problem):
             "dimension": self.dimension,
             "samples": self._training.counts.tolist(),
             "batch": self.batch,
-            "private_start": self.private_start,
             "gradients": self._gradients.method,
         }
 
