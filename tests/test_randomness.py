@@ -23,7 +23,7 @@ from sottovoce.randomness import (
 )
 
 SMALL, LARGE = 3, 1500
-"""Numbers a round: rows of the first are encrypted together, those of the second one by one."""
+"""Numbers a round: less than a block of the cipher, and many blocks."""
 
 KNOWN = [0.5773791091754441, 0.5916652721243076]
 DTYPES = (torch.float32, torch.float64)
@@ -94,14 +94,15 @@ def test_numbers_do_not_depend_on_the_other_agents_and_runs(count: int) -> None:
     assert torch.equal(alone[0, 0], whole[2, 3])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count", [1, 5, 33, 100, 512, 513, LARGE])
-def test_short_and_long_rows_come_from_one_counter_mode(
-    count: int, monkeypatch: pytest.MonkeyPatch
+def test_numbers_do_not_depend_on_how_many_are_encrypted_at_once(
+    count: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counter blocks encrypted together and the cipher's own counter mode give the same bits."""
-    expected = seeded().uniform("test", 9, count)
-    monkeypatch.setattr("sottovoce.randomness._SHORT_ROW", 0)
-    assert torch.equal(seeded().uniform("test", 9, count), expected)
+    expected = seeded().uniform("test", 9, count, dtype)
+    for size in (1, 64, 4096):
+        monkeypatch.setattr("sottovoce.randomness._BLOCK_BYTES", size)
+        assert torch.equal(seeded().uniform("test", 9, count, dtype), expected)
 
 
 def test_rounds_do_not_repeat_numbers() -> None:

@@ -11,14 +11,16 @@ therefore resumes from its round alone.
 """
 
 import hashlib
+import math
 import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.errors import SottovoceError
@@ -26,10 +28,18 @@ from sottovoce.errors import SottovoceError
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers import CipherContext
 
-_BLOCK_BYTES = 1 << 16
+_BLOCK_BYTES = 1 << 17
 """Draws are made in blocks of about this many bytes, so that no second tensor is stored."""
 
 _CIPHER_BLOCK = 16
+
+_FORMATS = {
+    torch.float64: (np.int64, 52, 1023, np.float64),
+    torch.float32: (np.int32, 23, 127, np.float32),
+}
+"""The integer of the same size, the bits of the mantissa, the exponent of [1, 2), the number."""
+
+_Block = NDArray[np.floating[Any]]
 
 
 class InsecureSeedWarning(UserWarning):
@@ -149,45 +159,47 @@ class CipherStreams(Streams):
     ) -> Tensor:
         out = torch.empty(len(self.runs), len(self.agents), count, dtype=dtype)
         for block, draws in self._drawn(out, purpose, round):
-            block.copy_(draws)
+            block[:] = draws
         return out
 
     def scale_(self, tensor: Tensor, low: float, high: float, purpose: str, round: int) -> None:
         width = high - low
         for block, draws in self._drawn(tensor, purpose, round):
-            block.mul_(draws.mul_(width).add_(low))
+            draws *= width
+            draws += low
+            block *= draws
 
     def add_normal_(self, tensor: Tensor, deviation: float, purpose: str, round: int) -> None:
         for block, draws in self._drawn(tensor, purpose, round):
-            block.add_(_to_normal(draws).mul_(deviation))
+            block += _to_normal(torch.from_numpy(draws)).mul_(deviation).numpy()
 
-    def _drawn(self, tensor: Tensor, purpose: str, round: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _drawn(self, tensor: Tensor, purpose: str, round: int) -> Iterator[tuple[_Block, _Block]]:
         """Pairs (block of the tensor, fresh uniform numbers for it) that cover the tensor.
 
         tensor: (runs, agents, d). A block is a few whole rows or a part of one; the numbers are
         overwritten by those of the next block.
         """
-        rows = tensor.view(-1, tensor.shape[-1])
-        each = _CIPHER_BLOCK // rows.element_size()
+        rows = tensor.view(-1, tensor.shape[-1]).numpy()
+        each = _CIPHER_BLOCK // rows.itemsize
         across, at_once = -(-rows.shape[1] // each), max(1, _BLOCK_BYTES // _CIPHER_BLOCK)
         width, height = min(across, at_once), min(max(1, at_once // max(1, across)), len(rows))
-        cipher = self._cipher(purpose, rows.shape[1], rows.dtype)
+        cipher = self._cipher(purpose, rows.shape[1], tensor.dtype)
         counters = np.empty(4 * width * height, dtype=">u4")
         # The library asks for room for one block more than it writes.
-        stream = torch.empty((width * height + 1) * _CIPHER_BLOCK, dtype=torch.uint8)
+        stream = np.empty((width * height + 1) * _CIPHER_BLOCK, dtype=np.uint8)
         for top in range(0, len(rows), height):
             streams = slice(top, top + height)
             for left in range(0, across, width):
                 block = rows[streams, left * each : (left + width) * each]
-                blocks = (len(block), min(width, across - left))
-                used = counters[: 4 * blocks[0] * blocks[1]].reshape(*blocks, 4)
+                shape = (len(block), min(width, across - left), 4)
+                used = counters[: math.prod(shape)].reshape(shape)
                 used[..., 0] = round
                 used[..., 1] = self._run[streams, None]
                 used[..., 2] = self._agent[streams, None]
-                used[..., 3] = np.arange(left, left + blocks[1])
-                cipher.update_into(used.reshape(-1).view(np.uint8), stream.numpy())
-                drawn = stream[: used.nbytes].view(rows.dtype).view(len(block), -1)
-                yield block, _bits_to_uniform_(drawn[:, : block.shape[1]])
+                used[..., 3] = np.arange(left, left + shape[1])
+                cipher.update_into(used.reshape(-1).view(np.uint8), stream)
+                bits = stream[: used.nbytes].reshape(len(block), -1)
+                yield block, _to_uniform(bits[:, : block.shape[1] * rows.itemsize], tensor.dtype)
 
     def _cipher(self, purpose: str, count: int, dtype: torch.dtype) -> "CipherContext":
         """Every purpose, count of numbers and type has a key of its own: no block serves twice."""
@@ -260,15 +272,17 @@ def _digest(size: int, *parts: object) -> bytes:
     return hashlib.blake2b(repr(parts).encode(), digest_size=size, person=b"sottovoce").digest()
 
 
-def _bits_to_uniform_(out: Tensor) -> Tensor:
-    """Read random bits as numbers in [0, 1): a mantissa, the exponent of [1, 2), minus 1."""
-    if out.dtype == torch.float64:
-        out.view(torch.int64).bitwise_and_((1 << 52) - 1).bitwise_or_(1023 << 52)
-    elif out.dtype == torch.float32:
-        out.view(torch.int32).bitwise_and_((1 << 23) - 1).bitwise_or_(127 << 23)
-    else:
-        raise SottovoceError(f"private numbers are float32 or float64, not {out.dtype}")
-    return out.sub_(1.0)
+def _to_uniform(bits: NDArray[np.uint8], dtype: torch.dtype) -> _Block:
+    """Read random bytes as numbers in [0, 1), in place: a mantissa in [1, 2), minus 1."""
+    if dtype not in _FORMATS:
+        raise SottovoceError(f"private numbers are float32 or float64, not {dtype}")
+    integer, digits, exponent, kind = _FORMATS[dtype]
+    mantissa = bits.view(integer)
+    mantissa &= (1 << digits) - 1
+    mantissa |= exponent << digits
+    numbers: _Block = mantissa.view(kind)
+    numbers -= 1.0
+    return numbers
 
 
 def _to_normal(uniform: Tensor) -> Tensor:

@@ -86,9 +86,12 @@ def _root_mean_square(state: Tensor, centre: Tensor) -> Tensor:
     return total.div_(state.shape[1]).sqrt_()
 
 
-def blocks(rows: int, row_bytes: int) -> Iterator[slice]:
-    """Slices of `rows` to work on in turn, so that temporary tensors stay small beside states."""
-    size = max(1, _WORK_BYTES // max(1, row_bytes))
+def blocks(rows: int, row_bytes: int, times: int = 1) -> Iterator[slice]:
+    """Slices of `rows` to work on in turn, so that temporary tensors stay small beside states.
+
+    They fit into a core's own cache; `times` asks for larger ones.
+    """
+    size = max(1, times * _WORK_BYTES // max(1, row_bytes))
     return (slice(first, first + size) for first in range(0, rows, size))
 
 
