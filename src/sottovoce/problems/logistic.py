@@ -83,8 +83,11 @@ class Logistic(ConvexProblem):
         samples = chosen.add_(self._first).view(-1, self.batch)
         points, gradients = (tensor.view(-1, 1, self.dimension) for tensor in (state, out))
         row_bytes = self.batch * self.dimension * out.element_size()
-        for part in blocks(len(samples), row_bytes, _WORK):
-            rows = self._rows.index_select(0, samples[part].flatten())
+        parts = list(blocks(len(samples), row_bytes, _WORK))
+        held = out.new_empty(samples[parts[0]].numel(), self.dimension)
+        for part in parts:
+            chosen = samples[part].flatten()
+            rows = torch.index_select(self._rows, 0, chosen, out=held[: len(chosen)])
             rows = rows.view(-1, self.batch, self.dimension)
             # A batch of (1, d) times (d, batch) is quick everywhere; turned round, it is not.
             margin = torch.bmm(points[part], rows.mT)
