@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.adversaries import View
-from sottovoce.algorithms import PDSGD, NoisyDSGD, ScalarShares
+from sottovoce.algorithms import ScalarShares, has_scalar_shares
 from sottovoce.errors import AttackError
 
 
@@ -20,12 +20,14 @@ class Estimate:
     scale_known: whether its length means something; if not, g is known up to one scalar of either
     sign. step: (runs, d), Λ_j g_j itself, where the attack finds it. state: (runs, d), the
     parameters x_j at which the gradient was taken, or the adversary's best guess of them.
+    signs_known: whether the signs of single coordinates mean something; if not, only magnitudes do.
     """
 
     gradient: Tensor
     scale_known: bool
     state: Tensor
     step: Tensor | None = None
+    signs_known: bool = True
 
 
 class Attack(ABC):
@@ -86,16 +88,19 @@ def keeps_whole_step(view: View) -> bool:
     return isinstance(view.algorithm, ScalarShares) and view.algorithm.keeps_whole_step
 
 
-def expected_share(view: View, sender: int) -> float:
-    """The mean b̄ of the coefficient b_ij on a link of `sender`: 1/|N_j|, or 0 for DSGD."""
-    return 0.0 if keeps_whole_step(view) else 1.0 / (len(view.graph.neighbours(sender)) + 1)
+def draws_by_coordinate(view: View) -> bool:
+    """Whether a private coefficient b_ij is drawn anew at every coordinate."""
+    return isinstance(view.algorithm, ScalarShares) and not has_scalar_shares(view.algorithm)
 
 
-def shares_are_certain(view: View) -> bool:
-    """Whether the coefficients are public numbers, so that b̄ is b itself."""
-    algorithm = view.algorithm
-    equal = isinstance(algorithm, PDSGD) and algorithm.mixing == "equal"
-    return equal or keeps_whole_step(view) or isinstance(algorithm, NoisyDSGD)
+def expected_shares(view: View, links: list[int]) -> Tensor:
+    """The public means of the coefficients b_ij on links: (links,) float64, 0 for DSGD."""
+    routes = view.graph.routes()
+    expected = view.algorithm.expected_coefficients(routes).tolist()
+    pairs = zip(routes.receiver.tolist(), routes.sender.tolist(), strict=True)
+    means = dict(zip(pairs, expected, strict=True))
+    ends = zip(view.receiver[links].tolist(), view.sender[links].tolist(), strict=True)
+    return torch.tensor([means[pair] for pair in ends], dtype=torch.float64)
 
 
 def ratios(view: View, links: list[int], at: int) -> Tensor:

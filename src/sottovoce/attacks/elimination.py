@@ -6,7 +6,14 @@ import torch
 from torch import Tensor
 
 from sottovoce.adversaries import View
-from sottovoce.attacks.base import Attack, Estimate, gradient_of, inflow, ratios
+from sottovoce.attacks.base import (
+    Attack,
+    Estimate,
+    draws_by_coordinate,
+    gradient_of,
+    inflow,
+    ratios,
+)
 from sottovoce.errors import AttackError
 
 _TINY = 1e-300
@@ -17,7 +24,8 @@ class Elimination(Attack):
 
     v_ij / w_ij - v_lj / w_lj = -(b_ij / w_ij - b_lj / w_lj) Λ_j g_j: the state x_j cancels. With
     more than two links all differences are parallel; the leading direction of the messages about
-    their mean uses them all. The state at which the gradient was taken is that of `chain` where the
+    their mean uses them all. Where b is drawn at every coordinate, so is the factor: magnitudes
+    are left, without signs. The state at which the gradient was taken is that of `chain` where the
     adversary saw the rounds for it, else the mean of v_ij / w_ij, which is off by a share.
     """
 
@@ -33,7 +41,7 @@ class Elimination(Attack):
             state = Chain().estimate(view, target, round).state
         except AttackError:
             state = mean
-        return Estimate(gradient, False, state)
+        return Estimate(gradient, False, state, signs_known=not draws_by_coordinate(view))
 
 
 class Chain(Attack):
@@ -61,6 +69,11 @@ class Chain(Attack):
         links = self._require_links(view, target, 2)
         self._require_all_links(view, target)
         self._require_shares(view)
+        if draws_by_coordinate(view):
+            raise AttackError(
+                "chain needs one coefficient a link; this algorithm draws one for every coordinate "
+                "(`least-squares` takes their mean)"
+            )
         at = view.position(round, self.name)
         point, direction = line_of(view, links, at, self.name)
         if round == 1:

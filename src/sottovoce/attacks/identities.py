@@ -9,7 +9,7 @@ from sottovoce.adversaries import View
 from sottovoce.attacks.base import (
     Attack,
     Estimate,
-    expected_share,
+    expected_shares,
     gradient_of,
     inflow,
     ratios,
@@ -60,7 +60,8 @@ class LeastSquares(Attack):
     (b̄ / w_ij) s^k on every seen link; exactly x^{k+1} = x^k - s^k + received - sent where all links
     are seen, and x^1 is the common starting point. The matrix is the same for all coordinates: one
     small pseudo-inverse serves them all. Then g = s / λ̄. Exact for DSGD and NoisyDSGD (up to the
-    noise), whose coefficients are public.
+    noise), whose coefficients are public. Where coefficients are drawn at every coordinate, their
+    relative spread is all that stays on the step.
     """
 
     name: ClassVar[str] = "least-squares"
@@ -72,13 +73,13 @@ class LeastSquares(Attack):
     def estimate(self, view: View, target: int, round: int) -> Estimate:
         links = self._require_links(view, target, 1)
         wanted = view.position(round, self.name)
-        weights, share = view.weights(links), expected_share(view, target)
+        parts = (expected_shares(view, links) / view.weights(links)).tolist()
         count = len(view.rounds)
         rows: list[dict[int, float]] = []
         values: list[tuple[str, int, int]] = []
         for at, k in enumerate(view.rounds):
-            for place, weight in enumerate(weights.tolist()):
-                rows.append({at: 1.0, count + at: -share / weight})
+            for place, part in enumerate(parts):
+                rows.append({at: 1.0, count + at: -part})
                 values.append(("message", at, place))
             if k == 1 and view.start is not None:
                 rows.append({at: _EXACT})

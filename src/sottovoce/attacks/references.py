@@ -10,13 +10,14 @@ from sottovoce.adversaries import View
 from sottovoce.attacks.base import (
     Attack,
     Estimate,
-    expected_share,
+    draws_by_coordinate,
+    expected_shares,
     gradient_of,
     inflow,
-    shares_are_certain,
     state_from_messages,
 )
 from sottovoce.attacks.elimination import Elimination
+from sottovoce.attacks.identities import LeastSquares
 from sottovoce.errors import AttackError
 
 
@@ -94,11 +95,15 @@ class OwnState(Attack):
 
 @dataclass(frozen=True)
 class Averaging(Attack):
-    """The mean direction of `elimination` (of `own-state` where one link is seen) over all rounds.
+    """The mean over all rounds, for a gradient that stays the same, as it does with repeated data.
 
-    Every round's estimate is scaled to length 1 and turned towards that of the wanted round; the
-    private stepsizes of K rounds average out like 1/√K where the gradient stays the same. Where
-    each round has other samples, the mean is a mixture of their gradients.
+    Where `elimination` sees the step (`own-state` where one link is seen), every round's direction
+    is scaled to length 1 and turned towards that of the wanted round; the private stepsizes of K
+    rounds average out like 1/√K. Where coefficients are public or drawn at every coordinate, the
+    steps of `least-squares` are summed and divided by the summed stepsizes: consecutive steps are
+    differences of the same noise, which telescopes, so that noise that sums to zero over a
+    neighbourhood falls like 1/K, and noise on the gradient like 1/√K. Where each round has other
+    samples, the mean is a mixture of their gradients.
     """
 
     name: ClassVar[str] = "averaging"
@@ -111,6 +116,9 @@ class Averaging(Attack):
         if len(view.rounds) < 2:
             raise AttackError(f"averaging needs two rounds; the adversary saw {view.rounds}")
         view.position(round, self.name)
+        certain = view.algorithm.coefficients_are_public or draws_by_coordinate(view)
+        if certain and view.sees_all_links_of(target):
+            return self._sum_of_steps(view, target, round)
         two = len(view.links_from(target)) >= 2
         single: Attack = Elimination() if two else OwnState()
         first = single.estimate(view, target, round)
@@ -122,7 +130,21 @@ class Averaging(Attack):
                 unit = torch.nn.functional.normalize(found, dim=1)
                 sign = (unit * reference).sum(1, keepdim=True).sign()
                 total += torch.where(sign == 0, 1.0, sign) * unit
-        return Estimate(total / len(view.rounds), False, first.state)
+        return Estimate(total / len(view.rounds), False, first.state, signs_known=first.signs_known)
+
+    def _sum_of_steps(self, view: View, target: int, round: int) -> Estimate:
+        single = LeastSquares()
+        state = single.estimate(view, target, round).state
+        total, stepsizes = torch.zeros_like(state), 0.0
+        for one in view.rounds:
+            try:
+                gradient = single.estimate(view, target, one).gradient
+            except AttackError:
+                continue
+            mean = view.stepsize.mean(one, target)
+            total += mean * gradient
+            stepsizes += mean
+        return Estimate(total / stepsizes, True, state)
 
 
 def _subtract(
@@ -133,8 +155,8 @@ def _subtract(
     weights = view.weights(links)[:, None, None]
     messages = view.messages[at][:, links].transpose(0, 1).double()
     shares = (weights * state - messages).sum(0)
-    step = shares / (len(links) * expected_share(view, target))
-    certain = shares_are_certain(view) and state.dim() == 2
+    step = shares / float(expected_shares(view, links).sum())
+    certain = view.algorithm.coefficients_are_public and state.dim() == 2
     guess = state if state.dim() == 2 else state_from_messages(view, target, at)
     gradient = gradient_of(view, target, round, step)
     return Estimate(gradient, certain, guess, step if certain else None)

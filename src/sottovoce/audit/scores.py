@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sottovoce.attacks import Estimate
 from sottovoce.errors import AttackError
-from sottovoce.inversion import Inversion, Search, dlg, projection
+from sottovoce.inversion import Inversion, Search, dlg, projection, sign_free
 from sottovoce.inversion.layers import infer_label, linear_layer
 from sottovoce.inversion.matching import Inputs
 from sottovoce.inversion.metrics import (
@@ -26,6 +26,16 @@ from sottovoce.inversion.metrics import (
 )
 from sottovoce.stepsizes import Stepsize
 
+INVERSIONS = (
+    "dlg",
+    "projection",
+    "smooth-projection",
+    "magnitude",
+    "likelihood",
+    "linear-layer",
+)
+"""Every way from a gradient estimate to images."""
+
 WIDE_SPREAD = 0.1
 """Relative spread of the stepsizes above which `projection` compresses and smooths."""
 
@@ -39,12 +49,11 @@ unrecognisable, a blind guess of an MNIST digit costs about 45."""
 class Effort:
     """How hard an audit tries and what it calls success.
 
-    search: of `dlg` and `projection`; methods: which of `dlg`, `projection` and `linear-layer` to
-    try, None being all that suit; threshold: the summed squared error below which an image counts
-    as recovered; controls: whether to attack the exact gradient and noise as well; confined:
-    whether `dlg` keeps to the pixel box and reads the label of a single image from the last layer
-    (Zhao, Mopuri and Bilen 2020), which the original does not and which networks with max pooling
-    ask for.
+    search: of the inversions; methods: which of `INVERSIONS` to try, None being all that suit;
+    threshold: the summed squared error below which an image counts as recovered; controls: whether
+    to attack the exact gradient and noise as well; confined: whether `dlg` keeps to the pixel box
+    and reads the label of a single image from the last layer (Zhao, Mopuri and Bilen 2020), which
+    the original does not and which networks with max pooling ask for.
     """
 
     search: Search = field(default_factory=Search)
@@ -123,11 +132,24 @@ class Answer:
     state: Tensor
 
 
-def inversions(model: nn.Module, inputs: Inputs, scale_known: bool) -> list[str]:
-    """What suits an estimate: `dlg` needs its scale, `linear-layer` a dense first layer."""
+def inversions(
+    model: nn.Module, inputs: Inputs, estimate: Estimate, noisy: bool = False
+) -> list[str]:
+    """What suits an estimate: `dlg` needs its scale, `linear-layer` a dense first layer.
+
+    Without signs only `magnitude` and `likelihood` do. noisy: whether there is noise on the
+    estimate that does not scale with it, against which `smooth-projection` sets a prior.
+    """
+    if not estimate.signs_known:
+        return ["magnitude", "likelihood"]
     weighted = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
     dense = bool(weighted) and isinstance(weighted[0], nn.Linear) and inputs.batch_size == 1
-    return [*(["dlg"] if scale_known else []), "projection", *(["linear-layer"] if dense else [])]
+    return [
+        *(["dlg"] if estimate.scale_known else []),
+        "projection",
+        *(["smooth-projection"] if noisy else []),
+        *(["linear-layer"] if dense else []),
+    ]
 
 
 def invert(
@@ -160,14 +182,17 @@ def invert(
             total_variation=0.01 if wide else 0.0,
             search=search,
         )
+    if method == "smooth-projection":
+        return projection(model, state, gradient, inputs, total_variation=0.1, search=search)
+    if method in ("magnitude", "likelihood"):
+        likely = method == "likelihood"
+        return sign_free(model, state, gradient, inputs, likelihood=likely, search=search)
     if method == "linear-layer":
         images = linear_layer(model, gradient, inputs)[:, None]
         nothing = torch.zeros(len(images), device=images.device)
         labels = infer_label(model, gradient).labels[:, None]
         return Inversion(images, labels, nothing, nothing, nothing > 0, nothing.long())
-    raise AttackError(
-        f"the inversion {method!r} is not known; accepted: dlg, projection, linear-layer"
-    )
+    raise AttackError(f"the inversion {method!r} is not known; accepted: {', '.join(INVERSIONS)}")
 
 
 def relative_spread(stepsize: Stepsize, round: int, agent: int = 0) -> float:
@@ -242,7 +267,7 @@ def _labels(model: nn.Module, estimate: Estimate, found: Inversion, inputs: Inpu
     if inputs.batch_size > 1 or found.labels.shape[1] > 1:
         return found.labels
     try:
-        return infer_label(model, estimate.gradient).labels[:, None]
+        return infer_label(model, estimate.gradient, signs=estimate.signs_known).labels[:, None]
     except AttackError:
         return found.labels
 

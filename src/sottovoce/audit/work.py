@@ -14,6 +14,7 @@ from torch import Tensor
 from sottovoce.adversaries import Adversary, View
 from sottovoce.algorithms import Algorithm
 from sottovoce.attacks import Attack, Estimate
+from sottovoce.attacks.base import draws_by_coordinate
 from sottovoce.audit.scores import Answer, Effort, Row, inversions, relative_spread, score
 from sottovoce.audit.targets import Recorded, at_targets, chosen_targets, record, suited
 from sottovoce.errors import AttackError
@@ -28,6 +29,9 @@ from sottovoce.storage import read_tensors, write_tensors
 
 CONTROL = "control"
 """Who appears as the adversary of a control."""
+
+COORDINATE_SPREAD = 0.5
+"""About the relative spread of a coefficient drawn at every coordinate, std/mean of b_ij."""
 
 Report = Callable[[Row], None]
 
@@ -143,7 +147,12 @@ class Work:
                 answer = _answer(made, [pairs[at] for at in attacked], round)
                 known = view.stepsizes is not None
                 spread = 0.0 if known else relative_spread(view.stepsize, round)
-                self._score(replace(row, refused=refused), attacked, estimate, answer, spread)
+                if draws_by_coordinate(view):
+                    spread = max(spread, COORDINATE_SPREAD)
+                noisy = getattr(view.algorithm, "noise", 0.0) > 0
+                self._score(
+                    replace(row, refused=refused), attacked, estimate, answer, spread, noisy
+                )
 
     def _pairs(self, made: Recorded, agents: list[int]) -> list[tuple[int, int]]:
         return chosen_targets(agents, len(made.transcript.runs), self.plan.targets)
@@ -161,10 +170,16 @@ class Work:
         )
 
     def _score(
-        self, row: Row, attacked: list[int], estimate: Estimate, answer: Answer, spread: float
+        self,
+        row: Row,
+        attacked: list[int],
+        estimate: Estimate,
+        answer: Answer,
+        spread: float,
+        noisy: bool = False,
     ) -> None:
         plan = self.plan
-        suited = inversions(plan.problem.model, plan.inputs, estimate.scale_known)
+        suited = inversions(plan.problem.model, plan.inputs, estimate, noisy)
         for method in suited:
             asked = plan.effort.methods
             if asked is not None and method not in asked and row.adversary != CONTROL:
@@ -199,7 +214,7 @@ def _estimates(
 ) -> tuple[Estimate | None, list[int], str]:
     """Estimates of all targets that can be attacked, which these are, and why others cannot."""
     gradients, states, attacked, refused = [], [], [], ""
-    scale_known = True
+    scale_known = signs_known = True
     known = _known_states(view, round)
     found: dict[int, Estimate | None] = {}
     for place, (run, agent) in enumerate(pairs):
@@ -214,9 +229,13 @@ def _estimates(
             states.append(one.state[run] if known is None else known[run, agent])
             attacked.append(place)
             scale_known &= one.scale_known
+            signs_known &= one.signs_known
     if not attacked:
         return None, [], refused
-    return Estimate(torch.stack(gradients), scale_known, torch.stack(states)), attacked, refused
+    estimate = Estimate(
+        torch.stack(gradients), scale_known, torch.stack(states), signs_known=signs_known
+    )
+    return estimate, attacked, refused
 
 
 def _known_states(view: View, round: int) -> Tensor | None:

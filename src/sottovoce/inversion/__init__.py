@@ -22,7 +22,9 @@ from sottovoce.inversion.matching import (
     classes_of,
     full_precision,
     jumps,
+    magnitude_misalignment,
     misalignment,
+    sign_free_likelihood,
     squared_distance,
     total_variation,
 )
@@ -261,6 +263,42 @@ def projection(
     if not 0 < power <= 1:
         raise AttackError(f"power must lie in (0, 1], got {power}")
     problem = _Problem(model, state, gradient, inputs, search or Search())
+    return _search_box(problem, model, labels, misalignment(power), total_variation)
+
+
+def sign_free(
+    model: nn.Module,
+    state: Tensor,
+    gradient: Tensor,
+    inputs: Inputs,
+    *,
+    likelihood: bool = False,
+    labels: Tensor | None = None,
+    total_variation: float = 0.01,
+    search: Search | None = None,
+) -> Inversion:
+    """Recover images from a gradient whose coordinates each have a factor of unknown sign.
+
+    Minimise 1 - corr²(|∇L(x)|^(1/2), |g|^(1/2)) + τ TV(x), or with `likelihood` the negative
+    log-likelihood of factors that are Gaussian (`matching.sign_free_likelihood`). The label of a
+    batch of one is that of the last layer's longest row. Other arguments are those of `projection`.
+    """
+    problem = _Problem(model, state, gradient, inputs, search or Search())
+    if labels is None and inputs.batch_size == 1:
+        labels = infer_label(model, gradient, signs=False).labels
+    mismatch = sign_free_likelihood if likelihood else magnitude_misalignment(0.5)
+    return _search_box(problem, model, labels, mismatch, total_variation)
+
+
+def _search_box(
+    problem: _Problem,
+    model: nn.Module,
+    labels: Tensor | None,
+    mismatch: Mismatch,
+    total_variation: float,
+) -> Inversion:
+    """Search over pixels confined to the box, and over soft labels of a batch without labels."""
+    inputs = problem.inputs
     soft = labels is None and inputs.batch_size > 1
     hard = None if soft else _label_rows(problem, model, labels)
 
@@ -275,8 +313,8 @@ def projection(
     free = inputs.batch_size * problem.classes if soft else 0
     start = 0.2 * problem.normal(inputs.size + free)
     start[:, : inputs.size] += _levels(problem)[:, None]
-    with full_precision(gradient.device):
-        return problem.solve(start, decode, misalignment(power), total_variation)
+    with full_precision(problem.gradient.device):
+        return problem.solve(start, decode, mismatch, total_variation)
 
 
 def _in_box(angles: Tensor, inputs: Inputs) -> Tensor:

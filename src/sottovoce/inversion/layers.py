@@ -49,14 +49,15 @@ def _weighted(model: nn.Module) -> list[nn.Module]:
     return [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
 
 
-def infer_label(model: nn.Module, gradient: Tensor) -> LabelGuess:
+def infer_label(model: nn.Module, gradient: Tensor, *, signs: bool = True) -> LabelGuess:
     """Read the label of a batch of one from the signs of the last dense layer's gradient.
 
     Row c of that gradient is (p_c - [c = y]) h: the rows of all wrong classes point the same way
     and the row of the label y the other way (Zhao, Mopuri and Bilen 2020, for the bias). The inner
     products of the rows keep their signs when each coordinate is multiplied by a private positive
     stepsize, and when the whole gradient is multiplied by one scalar of unknown sign. The guess is
-    the row least aligned with the others; its margin over the second is the confidence.
+    the row least aligned with the others; its margin over the second is the confidence. Without
+    `signs` it is the longest row: |p_y - 1| is the sum of all other p_c.
     gradient: (targets, d).
     """
     layers = _weighted(model)
@@ -72,6 +73,10 @@ def infer_label(model: nn.Module, gradient: Tensor) -> LabelGuess:
             f"with {classes} classes the label's row cannot be told from the other up to sign; "
             "at least 3 are needed"
         )
+    if not signs:
+        longest = rows.norm(dim=2).topk(2, dim=1)
+        ratio = longest.values[:, 1] / longest.values[:, 0].clamp_min(torch.finfo(rows.dtype).tiny)
+        return LabelGuess(longest.indices[:, 0], 1 - ratio)
     unit = torch.nn.functional.normalize(rows, dim=2, eps=torch.finfo(rows.dtype).tiny)
     alignment = unit @ unit.mT
     others = alignment.sum(2) - alignment.diagonal(dim1=1, dim2=2)

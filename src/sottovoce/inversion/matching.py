@@ -182,6 +182,37 @@ def misalignment(power: float) -> Mismatch:
     return distance
 
 
+def magnitude_misalignment(power: float) -> Mismatch:
+    """Return 1 - r² with r the correlation of |candidate|^power and |estimate|^power, row by row.
+
+    For an estimate whose coordinates each have a factor of unknown sign.
+    """
+    aligned = misalignment(1.0)
+
+    def distance(candidate: Tensor, estimate: Tensor) -> Tensor:
+        a, e = (_magnitudes(vectors).pow(power / 2) for vectors in (candidate, estimate))
+        return aligned(a - a.mean(1, keepdim=True), e - e.mean(1, keepdim=True))
+
+    return distance
+
+
+def sign_free_likelihood(candidate: Tensor, estimate: Tensor) -> Tensor:
+    """Return -2 log p(e | a) / d, row by row, for e = c a with c Gaussian at every coordinate.
+
+    Mean of log a² plus the logarithm of the mean of e² / a², up to a constant: the unknown scale of
+    c is put at its most likely value, its sign plays no part.
+    """
+    a, e = _magnitudes(candidate), _magnitudes(estimate)
+    return a.log().mean(1) + (e / a).mean(1).log()
+
+
+def _magnitudes(vectors: Tensor, floor: float = 1e-2) -> Tensor:
+    """Squares in units of the row's mean square, kept above `floor`²."""
+    squares = vectors.square()
+    scale = squares.mean(1, keepdim=True).clamp_min(torch.finfo(vectors.dtype).tiny)
+    return squares / scale + floor**2
+
+
 def total_variation(images: Tensor) -> Tensor:
     """Return the mean absolute difference of neighbouring pixels, (problems,).
 
