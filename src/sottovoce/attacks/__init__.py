@@ -4,6 +4,7 @@ from sottovoce.attacks.base import Attack, Estimate, state_from_messages
 from sottovoce.attacks.elimination import Chain, Elimination
 from sottovoce.attacks.identities import Conventional, LeastSquares
 from sottovoce.attacks.references import Averaging, FirstRound, KnownState, OwnState
+from sottovoce.attacks.smoothing import Smoothing
 from sottovoce.errors import AttackError
 
 ATTACKS: dict[str, Attack] = {
@@ -17,6 +18,7 @@ ATTACKS: dict[str, Attack] = {
         OwnState(),
         KnownState(),
         Averaging(),
+        Smoothing(),
     )
 }
 """Every attack by its name."""
@@ -41,6 +43,7 @@ __all__ = [
     "KnownState",
     "LeastSquares",
     "OwnState",
+    "Smoothing",
     "attack_named",
     "state_from_messages",
 ]

@@ -55,7 +55,7 @@ def audit(
     ] = None,
     method: Annotated[
         list[str] | None,
-        typer.Option(help="dlg, projection or linear-layer; all that suit unless given."),
+        typer.Option(help="Inversions, such as dlg or projection; all that suit unless given."),
     ] = None,
     controls: Annotated[bool, typer.Option(help="Attack the exact gradient and noise too.")] = True,
     model: Model = "small",

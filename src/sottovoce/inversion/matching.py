@@ -199,11 +199,11 @@ def magnitude_misalignment(power: float) -> Mismatch:
 def sign_free_likelihood(candidate: Tensor, estimate: Tensor) -> Tensor:
     """Return -2 log p(e | a) / d, row by row, for e = c a with c Gaussian at every coordinate.
 
-    Mean of log a² plus the logarithm of the mean of e² / a², up to a constant: the unknown scale of
-    c is put at its most likely value, its sign plays no part.
+    The logarithm of the mean of e² / a² less the mean of its logarithm, which is at least 0: the
+    unknown scale of c is put at its most likely value, its sign plays no part.
     """
-    a, e = _magnitudes(candidate), _magnitudes(estimate)
-    return a.log().mean(1) + (e / a).mean(1).log()
+    ratio = _magnitudes(estimate) / _magnitudes(candidate)
+    return ratio.mean(1).log() - ratio.log().mean(1)
 
 
 def _magnitudes(vectors: Tensor, floor: float = 1e-2) -> Tensor:
