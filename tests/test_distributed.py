@@ -16,7 +16,17 @@ import sottovoce.distributed as sd
 from sottovoce import PDSGD, Power, Stepsize, Uniform, complete, ring
 from sottovoce.distributed import handshake
 from sottovoce.distributed.checkpoint import Checkpoints
-from sottovoce.distributed.frames import GUARD_BYTES, OVERHEAD_BYTES, Frame, Inbox, all_finite
+from sottovoce.distributed.frames import (
+    GUARD_BYTES,
+    HEADER_BYTES,
+    TRAILER_BYTES,
+    Frame,
+    Inbox,
+    Outbox,
+    all_finite,
+    message_bytes,
+    segments,
+)
 from sottovoce.distributed.launch import Training
 from sottovoce.distributed.recording import AgentRecorder
 from sottovoce.distributed.streams import AgentStreams
@@ -35,29 +45,71 @@ def alone() -> object:
     dist.destroy_process_group()
 
 
-def arrived(content: bytes, round: int = 3) -> Inbox:
+WHOLE = [slice(0, D)]
+CUT = [slice(0, 4), slice(4, D)]
+
+
+def arrived(*transfers: bytes, cuts: list[slice] = WHOLE) -> Inbox:
     """An inbox of agent 1 in which the bytes of agent 0 have come."""
-    inbox = Inbox(0, 1, D, torch.float64, CPU, spacious=True)
+    inbox = Inbox(0, 1, cuts, torch.float64, CPU, spacious=True)
     inbox.clear()
-    inbox.bytes[: len(content)] = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)[
-        : len(content)
-    ]
+    for place, content in zip(inbox.transfers, transfers, strict=True):
+        if content:
+            place[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
     return inbox
 
 
-def good_message(round: int = 3) -> bytearray:
-    frame = Frame(0, 1, D, torch.float64, CPU)
-    frame.payload.copy_(torch.arange(D))
-    frame.stamp(round)
-    return bytearray(frame.bytes.numpy().tobytes())
+def good_frame(cuts: list[slice] = WHOLE, round: int = 3) -> Frame:
+    frame = Outbox(0, [1], cuts, torch.float64, CPU).frames[1]
+    for number, (payload, cut) in enumerate(zip(frame.payloads, cuts, strict=True)):
+        payload.copy_(torch.arange(cut.start, cut.stop))
+        frame.stamp(number, round)
+    return frame
 
 
-def test_a_frame_arrives_whole() -> None:
-    inbox = arrived(good_message())
-    inbox.check(3)
-    assert inbox.payload.tolist() == list(range(D))
-    assert len(good_message()) == D * 8 + OVERHEAD_BYTES
-    assert OVERHEAD_BYTES <= 256
+def good_message() -> bytearray:
+    return bytearray(good_frame().bytes.numpy().tobytes())
+
+
+def check(inbox: Inbox, round: int = 3) -> None:
+    for number in range(len(inbox.payloads)):
+        inbox.check(number, round)
+    inbox.check_finite(round)
+
+
+@pytest.mark.parametrize("cuts", [WHOLE, CUT])
+def test_a_frame_arrives_whole(cuts: list[slice]) -> None:
+    transfers = [part.numpy().tobytes() for part in good_frame(cuts).transfers]
+    inbox = arrived(*transfers, cuts=cuts)
+    check(inbox)
+    assert torch.cat(inbox.payloads).tolist() == list(range(D))
+    assert sum(map(len, transfers)) == message_bytes(cuts, torch.float64) == inbox.size
+    assert inbox.size == D * 8 + HEADER_BYTES + TRAILER_BYTES * len(cuts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@given(dimension=st.integers(1, 10**8))
+def test_segments_cover_the_vector_and_cost_few_bytes(dimension: int, dtype: torch.dtype) -> None:
+    cuts = segments(dimension, dtype)
+    assert [cut.start for cut in cuts] == [0, *(cut.stop for cut in cuts[:-1])]
+    assert cuts[-1].stop == dimension
+    assert all(cut.start < cut.stop for cut in cuts)
+    # Two neighbours' worth stays below 256 bytes.
+    assert 2 * (message_bytes(cuts, dtype) - dimension * dtype.itemsize) <= 256
+
+
+def test_segments_that_are_missing_swapped_or_too_long_are_refused() -> None:
+    first, second = (part.numpy().tobytes() for part in good_frame(CUT).transfers)
+    for transfers, reason in [
+        ((first, b""), "its end is missing"),
+        ((first, second[:-1]), "its end is missing"),
+        ((second, first), "does not begin"),
+        ((first + bytes(GUARD_BYTES), second), "longer"),
+        ((first, second + bytes(GUARD_BYTES)), "longer"),
+        ((first + second, b""), "longer"),
+    ]:
+        with pytest.raises(MessageError, match=reason):
+            check(arrived(*transfers, cuts=CUT))
 
 
 @pytest.mark.parametrize(
@@ -79,55 +131,54 @@ def test_each_fault_of_a_message_is_named(at: int, value: bytes, reason: str) ->
     content = good_message()
     content[at : at + len(value)] = value
     with pytest.raises(MessageError, match=f"message of agent 0 in round 3: .*{reason}"):
-        arrived(content).check(3)
+        check(arrived(content))
 
 
-@given(st.integers(0, D * 8 + OVERHEAD_BYTES - 1))
+@given(st.integers(0, D * 8 + HEADER_BYTES + TRAILER_BYTES - 1))
 def test_a_truncated_message_is_refused(size: int) -> None:
     with pytest.raises(MessageError):
-        arrived(good_message()[:size]).check(3)
+        check(arrived(good_message()[:size]))
 
 
 @given(st.binary(min_size=GUARD_BYTES, max_size=200))
 def test_a_longer_message_is_refused(extra: bytes) -> None:
     with pytest.raises(MessageError, match="longer"):
-        arrived(bytes(good_message()) + extra).check(3)
+        check(arrived(bytes(good_message()) + extra))
 
 
 @given(st.binary(max_size=400))
 def test_any_bytes_are_refused(content: bytes) -> None:
     with pytest.raises(MessageError):
-        arrived(content).check(3)
+        check(arrived(content))
 
 
 def test_an_earlier_message_does_not_count_again() -> None:
     inbox = arrived(good_message())
-    inbox.check(3)
+    check(inbox)
     inbox.clear()
     with pytest.raises(MessageError):
-        inbox.check(3)
+        check(inbox)
 
 
 def test_a_refusal_shows_no_number_of_the_message() -> None:
-    frame = Frame(0, 1, D, torch.float64, CPU)
-    frame.payload.fill_(float("nan"))
-    frame.payload[0] = 123.456
-    frame.stamp(3)
-    with pytest.raises(MessageError) as caught:
-        arrived(frame.bytes.numpy().tobytes()).check(3)
+    frame = good_frame()
+    frame.payloads[0].fill_(float("nan"))[0] = 123.456
+    with pytest.raises(MessageError, match="NaN") as caught:
+        check(arrived(frame.bytes.numpy().tobytes()))
     assert "123" not in str(caught.value)
 
 
 def test_finite_numbers_whose_sum_overflows_are_finite() -> None:
-    assert all_finite(torch.full((10,), 3e38))
-    assert not all_finite(torch.tensor([1.0, float("nan")]))
-    assert not all_finite(torch.tensor([float("inf"), -float("inf")]))
+    assert all_finite([torch.full((10,), 3e38), torch.ones(2)])
+    assert all_finite([])
+    assert not all_finite([torch.ones(2), torch.tensor([1.0, float("nan")])])
+    assert not all_finite([torch.tensor([float("inf"), -float("inf")])])
 
 
 @pytest.mark.parametrize("d", [3, 300, 5000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_numbers_drawn_ahead_are_the_numbers_of_the_cipher(d: int, dtype: torch.dtype) -> None:
-    plain, ahead = private_streams(1, [2], insecure_seed=4), AgentStreams(2, 4, CPU)
+    plain, ahead = private_streams(1, [2], insecure_seed=4), AgentStreams(2, 4, CPU, d)
     for round in (1, 2, 3, 5):
         expected = torch.linspace(-1, 1, d, dtype=dtype).view(1, 1, d)
         got = expected.clone()
@@ -136,12 +187,25 @@ def test_numbers_drawn_ahead_are_the_numbers_of_the_cipher(d: int, dtype: torch.
         assert torch.equal(got, expected)
         ahead.draw_ahead(round + 1)
         plain.add_normal_(expected, 0.5, "noise", round)
-        ahead.add_normal_(got, 0.5, "noise", round)
+        for ahead.at in range(0, d, 64):
+            ahead.add_normal_(got[..., ahead.at : ahead.at + 64], 0.5, "noise", round)
+        ahead.at = 0
         assert torch.equal(got, expected)
 
 
+def test_numbers_asked_for_again_are_the_same_numbers() -> None:
+    streams = AgentStreams(0, None, CPU, D)
+    first, again = torch.ones(2, 1, 1, D)
+    for tensor in (first, again):
+        for streams.at in (0, 4):
+            part = tensor[..., streams.at : streams.at + 4]
+            streams.scale_(part.unsqueeze(0), 0.0, 2.0, "stepsize", 1)
+    assert torch.equal(first, again)
+    assert torch.equal(streams.uniform("mixing", 1, 3), streams.uniform("mixing", 1, 3))
+
+
 def test_without_a_seed_two_agents_draw_different_numbers() -> None:
-    one, other = (AgentStreams(0, None, CPU).uniform("mixing", 1, 50) for _ in range(2))
+    one, other = (AgentStreams(0, None, CPU, D).uniform("mixing", 1, 50) for _ in range(2))
     assert not bool((one == other).any())
 
 
@@ -239,7 +303,7 @@ def test_a_failed_round_ends_the_training(alone: object, monkeypatch: pytest.Mon
     point = nn.Parameter(torch.ones(D))
     optimizer = sd.DecentralizedSGD([point], complete(1), PDSGD())
 
-    def fail(round: int) -> None:
+    def fail(round: int, gradients: object) -> None:
         raise MessageError("no")
 
     monkeypatch.setattr(optimizer, "_do_round", fail)

@@ -29,7 +29,7 @@ import launching
 import sottovoce.distributed as sd
 from sottovoce import PDSGD, Power, Stepsize, Uniform, ring
 from sottovoce.distributed.checkpoint import Checkpoints
-from sottovoce.distributed.frames import Frame
+from sottovoce.distributed.frames import Frame, Outbox
 from sottovoce.errors import MessageError, PeerLost
 from sottovoce.randomness import InsecureSeedWarning
 
@@ -137,8 +137,8 @@ def kills(times: int = 30, agents: int = 3) -> dict[str, object]:
 
 def mutated(frame: Frame, round: int, rng: random.Random) -> tuple[str, torch.Tensor]:
     """A wrong message and its kind; the frame itself is a right one."""
-    frame.payload.normal_()
-    frame.stamp(round)
+    frame.payloads[0].normal_()
+    frame.stamp(0, round)
     content = frame.bytes.clone()
     raw = content.numpy()
     kind = rng.choice(
@@ -225,7 +225,8 @@ def fuzz(messages: int = 10_000, dimension: int = 500) -> dict[str, object]:
 def attack(optimizer: sd.DecentralizedSGD, messages: int, dimension: int) -> None:
     rng = random.Random(1)
     torch.manual_seed(1)
-    frame = Frame(1, 0, dimension, torch.float64, torch.device("cpu"))
+    outbox = Outbox(1, [0], [slice(0, dimension)], torch.float64, torch.device("cpu"))
+    frame = outbox.frames[0]
     heard = torch.zeros(frame.size, dtype=torch.uint8)
     for _ in range(messages):
         _, content = mutated(frame, 1, rng)

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sottovoce.distributed.frames import Frame, Inbox
+from sottovoce.distributed.frames import MOST_SEGMENTS, Inbox, Outbox, message_bytes, segments
 from sottovoce.errors import PeerLost
 
 _LEAST_WAIT = timedelta(milliseconds=1)
@@ -17,8 +17,11 @@ _LEAST_WAIT = timedelta(milliseconds=1)
 class Exchange:
     """The links of one agent; after `PeerLost` the process group is of no further use.
 
-    With Gloo every message is posted on its own, so that a failure names its neighbour and the
-    first message travels while the second is computed. NCCL needs them in one batch.
+    With Gloo every segment is posted on its own, so that a failure names its neighbour and the
+    first numbers travel while the next are computed. NCCL needs all in one batch.
+
+    segments: the parts of the vector that travel on their own. outgoing: for each segment where to
+    write the numbers for all neighbours, (neighbours, numbers).
     """
 
     def __init__(
@@ -31,81 +34,101 @@ class Exchange:
         timeout: float,
     ) -> None:
         self.agent, self.neighbours, self.timeout = agent, neighbours, timeout
+        self.device = device
         self._one_batch = device.type != "cpu"
-        self._out = {i: Frame(agent, i, dimension, dtype, device) for i in neighbours}
+        self.segments = segments(dimension, dtype, most=1 if self._one_batch else MOST_SEGMENTS)
+        self.bytes_per_message = message_bytes(self.segments, dtype) if neighbours else 0
+        outbox = Outbox(agent, neighbours, self.segments, dtype, device)
+        self.outgoing, self._out = outbox.payloads, outbox.frames
         self._in = {
-            j: Inbox(j, agent, dimension, dtype, device, spacious=not self._one_batch)
+            j: Inbox(j, agent, self.segments, dtype, device, spacious=not self._one_batch)
             for j in neighbours
         }
-        self._sends = {i: dist.P2POp(dist.isend, self._out[i].bytes, i) for i in neighbours}
-        self._receives = {j: dist.P2POp(dist.irecv, self._in[j].bytes, j) for j in neighbours}
-        self._works: dict[int, list[dist.Work]] = {}
-        self._posted: list[int] = []
+        self._sends = {
+            i: [dist.P2POp(dist.isend, part, i) for part in frame.transfers]
+            for i, frame in self._out.items()
+        }
+        self._receives = {
+            j: [dist.P2POp(dist.irecv, part, j) for part in frame.transfers]
+            for j, frame in self._in.items()
+        }
+        self._is_open = False
+        self._arriving: dict[int, list[dist.Work]] = {}
+        self._leaving: dict[int, list[dist.Work]] = {}
 
-    @property
-    def bytes_per_message(self) -> int:
-        """How many bytes each neighbour is sent in a round."""
-        return next((frame.size for frame in self._out.values()), 0)
+    def incoming(self, neighbour: int) -> list[Tensor]:
+        """The numbers that `neighbour` sent, one tensor for each segment that has arrived."""
+        return self._in[neighbour].payloads
 
-    def outgoing(self, neighbour: int) -> Tensor:
-        """Where to write the numbers for `neighbour`: (d,)."""
-        return self._out[neighbour].payload
+    def sent(self, neighbour: int) -> Tensor:
+        """A copy of the message to `neighbour`: (d,)."""
+        return torch.cat(self._out[neighbour].payloads)
 
-    def incoming(self, neighbour: int) -> Tensor:
-        """The numbers that `neighbour` sent, valid once `arrivals` has given its name: (d,)."""
-        return self._in[neighbour].payload
+    def received(self, neighbour: int) -> Tensor:
+        """A copy of the message from `neighbour`: (d,)."""
+        return torch.cat(self._in[neighbour].payloads)
 
     def open(self, round: int) -> None:
-        """Offer the buffers in which this round's messages arrive."""
-        self._works, self._posted = {j: [] for j in self.neighbours}, []
+        """Offer the buffers in which this round's messages arrive, unless they are offered."""
+        if self._is_open:
+            return
+        self._arriving = {j: [] for j in self.neighbours}
+        self._leaving = {i: [] for i in self.neighbours}
         for j in self.neighbours:
             self._in[j].clear()
             if not self._one_batch:
-                self._post(j, [self._receives[j]], round)
+                self._arriving[j] = self._post(j, self._receives[j], round)
+        self._is_open = True
 
-    def send(self, neighbour: int, round: int) -> None:
-        """Send what was written to `outgoing(neighbour)`; do not touch it before `close`."""
-        self._out[neighbour].stamp(round)
-        if not self._one_batch:
-            self._post(neighbour, [self._sends[neighbour]], round)
-            return
-        self._posted.append(neighbour)
-        if len(self._posted) == len(self.neighbours):
-            operations = [*self._receives.values(), *self._sends.values()]
-            self._post(None, operations, round)
+    def send(self, number: int, round: int) -> None:
+        """Send segment `number`, written to `outgoing`, to all; leave it alone in this round."""
+        for i in self.neighbours:
+            self._out[i].stamp(number, round)
+            if not self._one_batch:
+                self._leaving[i] += self._post(i, [self._sends[i][number]], round)
+        if self._one_batch and self.neighbours:
+            batch = [one for some in (self._receives, self._sends) for [one] in some.values()]
+            self._arriving[self.neighbours[0]] = self._post(None, batch, round)
 
     def arrivals(self, round: int) -> Iterator[int]:
-        """Give each neighbour, ascending, once its message is here and has been checked."""
+        """Give each segment, ascending, once all neighbours' are here and are what they should be.
+
+        Whether the numbers are finite is left to `check_finite`. All was sent when it ends.
+        """
+        self._is_open = False
         deadline = time.monotonic() + self.timeout
         if self._one_batch:
-            self._wait(None, deadline, round)
-        for j in self.neighbours:
-            if not self._one_batch:
-                self._wait(j, deadline, round, of=slice(0, 1))
-            self._in[j].check(round)
-            yield j
-        if not self._one_batch:
-            for i in self.neighbours:
-                self._wait(i, deadline, round, of=slice(1, None))
+            for work in self._arriving[self.neighbours[0]] if self.neighbours else ():
+                self._wait(work, None, deadline, round)
+        for number in range(len(self.segments)):
+            for j in self.neighbours:
+                if not self._one_batch:
+                    self._wait(self._arriving[j][number], j, deadline, round)
+                self._in[j].check(number, round)
+            yield number
+        for i, works in self._leaving.items():
+            for work in works:
+                self._wait(work, i, deadline, round)
 
-    def _post(self, neighbour: int | None, operations: list[dist.P2POp], round: int) -> None:
+    def check_finite(self, round: int) -> None:
+        """Raise `MessageError` naming the first sender whose numbers are not all finite."""
+        for inbox in self._in.values():
+            inbox.check_finite(round)
+
+    def _post(
+        self, neighbour: int | None, operations: list[dist.P2POp], round: int
+    ) -> list[dist.Work]:
         try:
-            works = dist.batch_isend_irecv(operations)
+            return dist.batch_isend_irecv(operations)
         except RuntimeError as error:
             raise self._lost(neighbour, round, str(error)) from None
-        for j in self.neighbours if neighbour is None else [neighbour]:
-            self._works[j].extend(works)
 
-    def _wait(
-        self, neighbour: int | None, deadline: float, round: int, of: slice = slice(None)
-    ) -> None:
-        chosen = self.neighbours[0] if neighbour is None else neighbour
-        for work in self._works[chosen][of]:
-            left = timedelta(seconds=deadline - time.monotonic())
-            try:
-                work.wait(max(left, _LEAST_WAIT))
-            except RuntimeError as error:
-                raise self._lost(neighbour, round, str(error)) from None
+    def _wait(self, work: dist.Work, neighbour: int | None, deadline: float, round: int) -> None:
+        left = timedelta(seconds=deadline - time.monotonic())
+        try:
+            work.wait(max(left, _LEAST_WAIT))
+        except RuntimeError as error:
+            raise self._lost(neighbour, round, str(error)) from None
 
     def _lost(self, neighbour: int | None, round: int, reason: str) -> PeerLost:
         silent = "imed out" in reason or "timeout" in reason

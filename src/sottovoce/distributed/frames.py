@@ -1,15 +1,17 @@
-"""One message on the wire: a header, the payload of d numbers, a trailer; and how it is checked.
+"""One message on the wire: a header, then the payload in segments; and how it is checked.
 
-    header (64 bytes) | payload (d x itemsize bytes) | trailer (8 bytes)
+    header (64 bytes) | segment | trailer (8 bytes) | segment | trailer (8 bytes) | ...
 
-A frame lives in one byte tensor that is used again in every round. Bytes arrive in order, so a
-trailer that is there proves that everything before it is. Gloo aborts the process when a message
-is longer than the buffer that was offered, so the receiving side offers room for twice the frame
-and a guard behind the trailer tells whether too much came.
+A short payload is one segment. A long one is cut, so that the first numbers travel while the last
+are computed; each segment is a transfer of its own, the header going with the first. Bytes arrive
+in order, so a trailer that is there proves that everything before it is. Gloo aborts the process
+when more comes than the buffer that was offered holds, so the receiving side offers room for twice
+the message, and a guard behind each trailer tells whether too much came.
 """
 
 import os
 import struct
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,38 +21,90 @@ from sottovoce.errors import MessageError
 _HEADER = struct.Struct("<8sIIQIIQ")
 _TRAILER = struct.Struct("<Q")
 _MAGIC = b"sottovoc"
-FORMAT = 1
+FORMAT = 2
 HEADER_BYTES = 64
 TRAILER_BYTES = _TRAILER.size
-OVERHEAD_BYTES = HEADER_BYTES + TRAILER_BYTES
 GUARD_BYTES = 16
 _TRAILER_MASK = 0x5AA5_C33C_0FF0_9669
 DTYPES = {torch.float32: 1, torch.float64: 2}
 
+MOST_SEGMENTS = 4
+SEGMENT_BYTES = 1 << 18
+"""A segment is at least this long: shorter ones cost more than they gain."""
+_WHOLE_NUMBERS = 64
+"""Segments begin at multiples of this: whole blocks of the cipher and lines of the cache."""
+
+
+def segments(dimension: int, dtype: torch.dtype, most: int = MOST_SEGMENTS) -> list[slice]:
+    """The parts of a vector that travel on their own; sender and receiver cut alike."""
+    count = max(1, min(most, dimension * dtype.itemsize // SEGMENT_BYTES))
+    size = -(-dimension // count)
+    size += -size % _WHOLE_NUMBERS
+    return [slice(at, min(at + size, dimension)) for at in range(0, dimension, size)]
+
+
+def message_bytes(cuts: list[slice], dtype: torch.dtype) -> int:
+    """How long a message is."""
+    return HEADER_BYTES + int(cuts[-1].stop) * dtype.itemsize + TRAILER_BYTES * len(cuts)
+
 
 class Frame:
-    """A reusable message between two agents of `dimension` numbers of type `dtype`.
+    """A message between two agents in one byte tensor that is used again in every round.
 
-    room: how many bytes to offer beyond the frame when it is used to receive.
+    bytes: where it lies, (size,) or longer. gap: bytes left free behind each trailer.
+    payloads: the numbers, one tensor for each segment. transfers: what travels at a time, one byte
+    tensor for each segment.
     """
 
     def __init__(
-        self, sender: int, receiver: int, dimension: int, dtype: torch.dtype, device: torch.device
+        self,
+        sender: int,
+        receiver: int,
+        cuts: list[slice],
+        dtype: torch.dtype,
+        bytes: Tensor,
+        gap: int = 0,
     ) -> None:
-        self.sender, self.receiver = sender, receiver
-        self.dimension, self.dtype = dimension, dtype
-        self.end = HEADER_BYTES + dimension * dtype.itemsize
-        self.size = self.end + TRAILER_BYTES
-        self.bytes = torch.zeros(self.size, dtype=torch.uint8, device=device)
-        self.payload = self.bytes[HEADER_BYTES : self.end].view(dtype)
+        self.sender, self.receiver, self.dtype, self.bytes = sender, receiver, dtype, bytes
+        self.dimension = cuts[-1].stop
+        self.places = _places(cuts, dtype, gap)
+        self.payloads = [bytes[place].view(dtype) for place in self.places]
+        self.starts = [0, *(place.start for place in self.places[1:])]
+        self.transfers = [
+            bytes[start : place.stop + TRAILER_BYTES]
+            for start, place in zip(self.starts, self.places, strict=True)
+        ]
+        self.size = message_bytes(cuts, dtype)
 
-    def stamp(self, round: int) -> None:
-        """Write header and trailer of `round` around the payload."""
-        header = _HEADER.pack(
-            _MAGIC, FORMAT, DTYPES[self.dtype], round, self.sender, self.receiver, self.dimension
-        )
-        _write(self.bytes, 0, header)
-        _write(self.bytes, self.end, _TRAILER.pack(round ^ _TRAILER_MASK))
+    def stamp(self, number: int, round: int) -> None:
+        """Make segment `number` ready to travel: its trailer, and before the first the header."""
+        if number == 0:
+            facts = (DTYPES[self.dtype], round, self.sender, self.receiver, self.dimension)
+            _write(self.bytes, 0, _HEADER.pack(_MAGIC, FORMAT, *facts))
+        _write(self.bytes, self.places[number].stop, _trailer(number, round))
+
+
+class Outbox:
+    """The messages of one agent to its neighbours, beside each other in one tensor.
+
+    payloads: for each segment the numbers for all neighbours, (neighbours, numbers).
+    """
+
+    def __init__(
+        self,
+        sender: int,
+        receivers: list[int],
+        cuts: list[slice],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        size = message_bytes(cuts, dtype)
+        rows = torch.zeros(len(receivers), size, dtype=torch.uint8, device=device)
+        self.payloads = [rows[:, place].view(dtype) for place in _places(cuts, dtype)]
+        self.frames = {
+            receiver: Frame(sender, receiver, cuts, dtype, row)
+            for receiver, row in zip(receivers, rows, strict=True)
+        }
 
 
 class Inbox(Frame):
@@ -60,32 +114,52 @@ class Inbox(Frame):
         self,
         sender: int,
         receiver: int,
-        dimension: int,
+        cuts: list[slice],
         dtype: torch.dtype,
         device: torch.device,
         spacious: bool,
     ) -> None:
-        super().__init__(sender, receiver, dimension, dtype, device)
-        room = self.size + (1 << 16) if spacious else 0
-        # Never touched unless a wrong message comes, so the system does not back it by memory.
-        self.bytes = torch.empty(self.size + room, dtype=torch.uint8, device=device)
-        self.payload = self.bytes[HEADER_BYTES : self.end].view(dtype)
-        self.payload.zero_()
-        self._spacious = spacious
-        self._guard = os.urandom(GUARD_BYTES)
+        gap = GUARD_BYTES if spacious else 0
+        size = message_bytes(cuts, dtype) + gap * len(cuts)
+        # The room is never touched unless a wrong message comes, so no memory is behind it.
+        room = size + (1 << 16) if spacious else 0
+        content = torch.empty(size + room, dtype=torch.uint8, device=device)
+        super().__init__(sender, receiver, cuts, dtype, content, gap)
+        for payload in self.payloads:
+            payload.zero_()
+        if spacious:
+            # What is too long for one segment ruins those behind it, and its own guard tells.
+            self.transfers = [content[start:] for start in self.starts]
+        self._guard = os.urandom(gap)
 
     def clear(self) -> None:
         """Make sure that nothing of an earlier message passes for a part of the next."""
         _write(self.bytes, 0, bytes(HEADER_BYTES))
-        _write(self.bytes, self.end, bytes(TRAILER_BYTES))
-        if self._spacious:
-            _write(self.bytes, self.size, self._guard)
+        for place in self.places:
+            _write(self.bytes, place.stop, bytes(TRAILER_BYTES) + self._guard)
 
-    def check(self, round: int) -> None:
-        """Raise `MessageError` unless this is the whole, finite message of `round`.
+    def check(self, number: int, round: int) -> None:
+        """Raise `MessageError` unless segment `number` of the message of `round` is here, whole.
 
-        The error names the field, never a number of the payload.
+        Whether its numbers are finite is another question: `check_finite`.
         """
+        if number == 0:
+            self._check_header(round)
+        end = self.places[number].stop
+        found = _read(self.bytes, end, TRAILER_BYTES + len(self._guard))
+        if found[TRAILER_BYTES:] != self._guard:
+            raise self._error(round, f"it is longer than the {self.size} bytes expected")
+        if found[:TRAILER_BYTES] != _trailer(number, round):
+            raise self._error(
+                round, f"it is not the {self.size} bytes expected: its end is missing"
+            )
+
+    def check_finite(self, round: int) -> None:
+        """Raise `MessageError` if there is a NaN or an infinity; it names no number."""
+        if not all_finite(self.payloads):
+            raise self._error(round, "it holds NaN or infinite numbers")
+
+    def _check_header(self, round: int) -> None:
         magic, format, dtype, got_round, sender, receiver, dimension = _HEADER.unpack_from(
             _read(self.bytes, 0, HEADER_BYTES)
         )
@@ -101,14 +175,6 @@ class Inbox(Frame):
         ):
             if got != expected:
                 raise self._error(round, f"its {name} is {got} instead of {expected}")
-        if self._spacious and _read(self.bytes, self.size, GUARD_BYTES) != self._guard:
-            raise self._error(round, f"it is longer than the {self.size} bytes expected")
-        if _read(self.bytes, self.end, TRAILER_BYTES) != _TRAILER.pack(round ^ _TRAILER_MASK):
-            raise self._error(
-                round, f"it is not the {self.size} bytes expected: its end is missing"
-            )
-        if not all_finite(self.payload):
-            raise self._error(round, "it holds NaN or infinite numbers")
 
     def _error(self, round: int, reason: str) -> MessageError:
         return MessageError(
@@ -117,9 +183,25 @@ class Inbox(Frame):
         )
 
 
-def all_finite(tensor: Tensor) -> bool:
-    """Whether there is no NaN and no infinity; one pass where the sum does not overflow."""
-    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
+def all_finite(tensors: Sequence[Tensor]) -> bool:
+    """Whether there is no NaN and no infinity; one pass where no sum overflows."""
+    if not tensors or bool(torch.isfinite(torch.stack([t.sum() for t in tensors])).all()):
+        return True
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+
+
+def _places(cuts: list[slice], dtype: torch.dtype, gap: int = 0) -> list[slice]:
+    """Where the numbers of each segment lie among the bytes."""
+    found, at = [], HEADER_BYTES
+    for cut in cuts:
+        end = at + (cut.stop - cut.start) * dtype.itemsize
+        found.append(slice(at, end))
+        at = end + TRAILER_BYTES + gap
+    return found
+
+
+def _trailer(number: int, round: int) -> bytes:
+    return _TRAILER.pack(round ^ _TRAILER_MASK ^ number << 56)
 
 
 def _write(target: Tensor, at: int, content: bytes) -> None:

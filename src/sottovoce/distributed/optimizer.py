@@ -1,6 +1,6 @@
 """A torch optimizer whose step is one round among neighbours: this process is one agent."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sottovoce.algorithms import Algorithm, has_scalar_shares
+from sottovoce.algorithms import Algorithm
+from sottovoce.distributed.arithmetic import Arithmetic
 from sottovoce.distributed.checkpoint import Checkpoint, Checkpoints
 from sottovoce.distributed.exchange import Exchange
 from sottovoce.distributed.frames import DTYPES, all_finite
@@ -30,9 +31,6 @@ _NO_RATE = (
 
 _START = 60.0
 """Seconds that agents wait for each other at the start at least: loading takes unequal times."""
-
-_BLOCK = 1 << 17
-"""Numbers that are worked on at a time on a CPU, so that they stay in its cache."""
 
 
 class DecentralizedSGD(torch.optim.Optimizer):
@@ -92,14 +90,12 @@ class DecentralizedSGD(torch.optim.Optimizer):
         device = self.state_vector.device
         self.exchange_device = device if _has_own_transport(device) else torch.device("cpu")
         agree(self._facts, self.exchange_device, max(timeout, _START))
-        self.streams = AgentStreams(self.agent, insecure_seed, device)
+        self.streams = AgentStreams(self.agent, insecure_seed, device, len(self.state_vector))
         if private_start:
             jitter = self.streams.normal(
                 "start", 0, len(self.state_vector), self.state_vector.dtype
             )
             self.state_vector.add_(jitter[0, 0].mul_(private_start))
-        self._routes = graph.routes(self.agent).to(device)
-        self._receivers: list[int] = self._routes.receiver.tolist()
         self._exchange = Exchange(
             self.agent,
             graph.neighbours(self.agent),
@@ -107,6 +103,16 @@ class DecentralizedSGD(torch.optim.Optimizer):
             self.state_vector.dtype,
             self.exchange_device,
             timeout,
+        )
+        self._arithmetic = Arithmetic(
+            self.state_vector,
+            [p.numel() for p in self._parameters],
+            algorithm,
+            self.stepsize,
+            graph.routes(self.agent).to(device),
+            self.streams,
+            self._exchange,
+            keep_step=record,
         )
         self._recorder = (
             AgentRecorder(self.agent, graph, str(algorithm), str(self.stepsize)) if record else None
@@ -128,9 +134,11 @@ class DecentralizedSGD(torch.optim.Optimizer):
                 "end this process and resume from the checkpoints"
             )
         round = self.round + 1
-        self._collect_gradient(round)
+        # First of all, so that neighbours who are ahead need not wait for this agent's buffers.
+        self._exchange.open(round)
+        gradients = self._gradients(round)
         try:
-            self._do_round(round)
+            self._do_round(round, gradients)
         except BaseException as error:
             self._failure = type(error).__name__
             raise
@@ -232,131 +240,60 @@ class DecentralizedSGD(torch.optim.Optimizer):
                 f"the parameters are {found}; accepted: all float32 or all float64, on one device"
             )
         self.state_vector = torch.cat([p.detach().reshape(-1) for p in self._parameters])
-        self._step = torch.zeros_like(self.state_vector)
-        self._sum = torch.empty_like(self.state_vector)
-        size = min(_BLOCK, len(self.state_vector)) if first.device.type == "cpu" else None
-        self._scratch = torch.empty_like(self.state_vector[:size])
-        self._own = torch.empty_like(self.state_vector)
-        self._places: list[Tensor] = []
         self._addresses: list[int] = []
         at = 0
         for parameter in self._parameters:
             place = slice(at, at + parameter.numel())
             parameter.data = self.state_vector[place].view(parameter.shape)
-            self._places.append(self._step[place].view(parameter.shape))
             self._addresses.append(parameter.data_ptr())
             at = place.stop
 
-    def _collect_gradient(self, round: int) -> None:
-        for parameter, place, address in zip(
-            self._parameters, self._places, self._addresses, strict=True
-        ):
+    def _gradients(self, round: int) -> list[Tensor | None]:
+        """Every parameter's gradient as a vector, all finite."""
+        for parameter, address in zip(self._parameters, self._addresses, strict=True):
             if parameter.data_ptr() != address:
                 raise DistributedError(
                     "a parameter was given other memory after the optimizer was created (by "
                     "model.to() or assignment); move the model first, then create the optimizer"
                 )
-            if parameter.grad is None:
-                place.zero_()
-            else:
-                place.copy_(parameter.grad)
-        if not all_finite(self._step):
+        found = [None if p.grad is None else p.grad.reshape(-1) for p in self._parameters]
+        if not all_finite([gradient for gradient in found if gradient is not None]):
             raise DistributedError(
                 f"the gradient of agent {self.agent} holds NaN or infinite numbers in round "
                 f"{round}; nothing was sent"
             )
+        return found
 
-    def _do_round(self, round: int) -> None:
+    def _do_round(self, round: int, gradients: list[Tensor | None]) -> None:
         """Send, receive, check, and only then replace the state, in one operation."""
-        exchange, recorder = self._exchange, self._recorder
-        exchange.open(round)
-        step = self._step.view(1, 1, -1)
+        exchange, arithmetic, recorder = self._exchange, self._arithmetic, self._recorder
         if recorder:
             recorder.keep("states", self.state_vector)
-            recorder.keep("gradients", self._step)
-        self.algorithm.perturb_(step, self.streams, round)
-        self.stepsize.scale_(step, self.streams, round)
-        self._send_messages(round)
+            recorder.keep("gradients", self._flat(gradients))
+        arithmetic.prepare(gradients, round)
+        for number in range(len(exchange.segments)):
+            arithmetic.write(number, round)
+            exchange.send(number, round)
         self.streams.draw_ahead(round + 1)
-        self._receive(round)
+        for number in exchange.arrivals(round):
+            arithmetic.add(number)
+        if not arithmetic.is_finite():
+            exchange.check_finite(round)
         if recorder:
-            neighbours = exchange.neighbours
-            recorder.keep("steps", self._step)
-            recorder.keep("sent", [exchange.outgoing(i) for i in neighbours])
-            recorder.keep("received", [exchange.incoming(j) for j in neighbours])
+            assert arithmetic.step is not None
+            recorder.keep("steps", arithmetic.step)
+            recorder.keep("sent", [exchange.sent(i) for i in exchange.neighbours])
+            recorder.keep("received", [exchange.received(j) for j in exchange.neighbours])
             recorder.finished(round)
+        arithmetic.apply()
 
-    def _send_messages(self, round: int) -> None:
-        """Write every message into its frame and send it; the own one stays here.
-
-        The same operations in the same order as `Algorithm.messages`, without its temporaries.
-        """
-        algorithm, state, step = self.algorithm, self.state_vector, self._step
-        targets = {
-            i: self._own if i == self.agent else self._exchange.outgoing(i) for i in self._receivers
-        }
-        if not has_scalar_shares(algorithm):
-            messages = algorithm.messages(
-                state.view(1, 1, -1),
-                step.view(1, 1, -1),
-                self._routes,
-                self.streams,
-                round,
-                self.stepsize,
-            )
-            for place, (i, target) in enumerate(targets.items()):
-                target.copy_(messages[0, place])
-                if i != self.agent:
-                    self._exchange.send(i, round)
-            return
-        weights = self._routes.weight.to(state.dtype)
-        parts = algorithm.coefficients(self._routes, self.streams, round)[0].to(step.dtype)
-        # The own message last: it is computed while the others travel.
-        order = sorted(
-            range(len(self._receivers)), key=lambda at: self._receivers[at] == self.agent
+    def _flat(self, gradients: list[Tensor | None]) -> Tensor:
+        return torch.cat(
+            [
+                p.new_zeros(p.numel()) if gradient is None else gradient
+                for p, gradient in zip(self._parameters, gradients, strict=True)
+            ]
         )
-        for at in order:
-            i = self._receivers[at]
-            self._write_message(targets[i], weights[at], parts[at])
-            if i != self.agent:
-                self._exchange.send(i, round)
-
-    def _write_message(self, target: Tensor, weight: Tensor, part: Tensor) -> None:
-        """target = weight x - part s, in blocks that the processor's cache holds."""
-        size = len(self._scratch)
-        for x, s, out in zip(
-            self.state_vector.split(size), self._step.split(size), target.split(size), strict=True
-        ):
-            share = torch.mul(s, part, out=self._scratch[: len(s)])
-            if out.device == x.device:
-                torch.mul(x, weight, out=out)
-                out.sub_(share)
-            else:
-                out.copy_((x * weight).sub_(share))
-
-    def _receive(self, round: int) -> None:
-        """Sum the messages in ascending order of senders, the own one at its place.
-
-        The last one is added when all have been checked and sent: that one operation is the round.
-        """
-        total: Tensor | None = None
-        last: Tensor | None = None
-        for message in self._messages(round):
-            if last is not None:
-                total = _add(total, last, self._sum)
-            last = message
-        assert last is not None
-        _add(total, last, self.state_vector)
-
-    def _messages(self, round: int) -> Iterator[Tensor]:
-        own_is_due = True
-        for j in self._exchange.arrivals(round):
-            if own_is_due and j > self.agent:
-                yield self._own
-                own_is_due = False
-            yield self._exchange.incoming(j).to(self._own.device)
-        if own_is_due:
-            yield self._own
 
     def _checkpoints(self, folder: str | Path) -> Checkpoints:
         return Checkpoints(folder, self.agent, self._facts, diameter(self.graph.mixing))
@@ -369,11 +306,6 @@ class _Group(dict[str, Any]):
         if key == "lr":
             raise DistributedError(_NO_RATE)
         raise KeyError(key)
-
-
-def _add(total: Tensor | None, message: Tensor, out: Tensor) -> Tensor:
-    """total + message; a sum begins with zero, as in `receive`: negative zeros become positive."""
-    return torch.add(message, 0.0 if total is None else total, out=out)
 
 
 def _has_own_transport(device: torch.device) -> bool:

@@ -1,0 +1,237 @@
+"""The numbers of one agent's round, in blocks that the processor's cache holds.
+
+    message_i = w_i x - share_i,        x <- Σ_j message_j
+
+The operations of `Algorithm.messages` and `receive` in their order, so the same bits; but every
+number of the state and of the gradient comes from memory once for all messages together.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, get_num_threads
+
+from sottovoce.algorithms import Algorithm, NoisyDSGD, has_scalar_shares
+from sottovoce.distributed.exchange import Exchange
+from sottovoce.distributed.streams import AgentStreams
+from sottovoce.graphs import Routes
+from sottovoce.stepsizes import Stepsize
+
+BLOCK = 1 << 17
+"""Numbers that each thread of a CPU works on at a time; a GPU works on all."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """The n numbers of the vector at `place`, and where what belongs to them lies.
+
+    pieces: the parameters' gradients there, as (parameter, part of it, where it goes in `step`).
+    incoming: what is summed, ascending by sender, the own message among it. partial: where sums
+    begin. total: (), the sum of the sum, for the search for NaN. out, shares: (neighbours, n); all
+    others: (n,).
+    """
+
+    place: slice
+    pieces: list[tuple[int, slice, Tensor]]
+    state: Tensor
+    step: Tensor
+    own: Tensor
+    out: Tensor
+    shares: Tensor
+    share: Tensor
+    incoming: list[Tensor]
+    partial: Tensor
+    total: Tensor
+
+
+class Arithmetic:
+    """Turns gradients into messages, and messages into the new state, one segment at a time.
+
+    sizes: how many numbers each parameter has. step: the steps of the whole vector, if they are
+    kept (`keep_step`) or if the algorithm cannot work on one block at a time.
+    """
+
+    def __init__(
+        self,
+        state: Tensor,
+        sizes: Sequence[int],
+        algorithm: Algorithm,
+        stepsize: Stepsize,
+        routes: Routes,
+        streams: AgentStreams,
+        exchange: Exchange,
+        keep_step: bool,
+    ) -> None:
+        self._state, self._algorithm, self._stepsize = state, algorithm, stepsize
+        self._routes, self._streams = routes, streams
+        self._whole = state.device.type != "cpu" or not _by_number(algorithm)
+        self.step = torch.zeros_like(state) if self._whole or keep_step else None
+        self._own = torch.zeros_like(state, device=exchange.device)
+        receivers = routes.receiver.tolist()
+        self._own_route = receivers.index(exchange.agent)
+        self._other_routes = [at for at in range(len(receivers)) if at != self._own_route]
+        self._weights, self._own_weight = self._by_route(routes.weight)
+        self._parts, self._own_part = self._weights, self._own_weight
+        self._messages = state.new_empty(0)
+        self._gradients: Sequence[Tensor | None] = []
+        self._lay_out(sizes, exchange)
+
+    def prepare(self, gradients: Sequence[Tensor | None], round: int) -> None:
+        """Take the round's gradients, one (n,) for each parameter, and draw its coefficients."""
+        self._gradients = gradients
+        if self._whole:
+            assert self.step is not None
+            for blocks in self._blocks:
+                for block in blocks:
+                    self._collect(block)
+            self._make_step(self.step, 0, round)
+        if has_scalar_shares(self._algorithm):
+            parts = self._algorithm.coefficients(self._routes, self._streams, round)[0]
+            self._parts, self._own_part = self._by_route(parts)
+        else:
+            assert self.step is not None
+            self._messages = self._algorithm.messages(
+                self._state.view(1, 1, -1),
+                self.step.view(1, 1, -1),
+                self._routes,
+                self._streams,
+                round,
+                self._stepsize,
+            )[0]
+
+    def write(self, number: int, round: int) -> None:
+        """Write segment `number` of all messages; the own one stays here."""
+        for block in self._blocks[number]:
+            if not self._whole:
+                self._collect(block)
+                self._make_step(block.step, block.place.start, round)
+            if has_scalar_shares(self._algorithm):
+                self._write_shares(block, self._algorithm.keeps_whole_step)
+            else:
+                for row, at in zip(block.out, self._other_routes, strict=True):
+                    row.copy_(self._messages[at, block.place])
+                block.own.copy_(self._messages[self._own_route, block.place])
+
+    def add(self, number: int) -> None:
+        """Sum segment `number` of what arrived and of the own message, which is used up."""
+        for block in self._blocks[number]:
+            total, *others = block.incoming
+            for left, message in zip(range(len(others) - 1, -1, -1), others, strict=True):
+                total = torch.add(total, message, out=block.partial if left else block.own)
+            torch.sum(block.own, 0, out=block.total)
+
+    def is_finite(self) -> bool:
+        """Whether the sums show that every number that arrived is finite; they may overflow."""
+        return bool(torch.isfinite(self._totals).all())
+
+    def apply(self) -> None:
+        """Replace the state by the sum, in one operation.
+
+        A sum begins with zero, as in `receive`: negative zeros become positive.
+        """
+        if self._own.device == self._state.device:
+            torch.add(self._own, 0.0, out=self._state)
+        else:
+            self._state.copy_(self._own.add_(0.0))
+
+    def _by_route(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """One number for each route, as (neighbours, 1) and the own one, ()."""
+        numbers = numbers.to(self._state.dtype)
+        return numbers[self._other_routes].unsqueeze(1), numbers[self._own_route]
+
+    def _collect(self, block: _Block) -> None:
+        for parameter, part, target in block.pieces:
+            gradient = self._gradients[parameter]
+            if gradient is None:
+                target.zero_()
+            else:
+                target.copy_(gradient[part])
+
+    def _make_step(self, step: Tensor, at: int, round: int) -> None:
+        """Turn the gradients in `step` into steps, in place."""
+        self._streams.at = at
+        self._algorithm.perturb_(step.view(1, 1, -1), self._streams, round)
+        self._stepsize.scale_(step.view(1, 1, -1), self._streams, round)
+        self._streams.at = 0
+
+    def _write_shares(self, block: _Block, keeps_whole_step: bool) -> None:
+        if keeps_whole_step:
+            # The neighbours' shares are zero and the own one is the step.
+            _write(block.out, block.state, self._weights, None)
+            _write(block.own, block.state, self._own_weight, block.step)
+        else:
+            shares = torch.mul(block.step, self._parts, out=block.shares)
+            _write(block.out, block.state, self._weights, shares)
+            share = torch.mul(block.step, self._own_part, out=block.share)
+            _write(block.own, block.state, self._own_weight, share)
+
+    def _lay_out(self, sizes: Sequence[int], exchange: Exchange) -> None:
+        """Divide every segment into blocks; views are made once, not in every round."""
+        dimension, neighbours = len(self._state), exchange.neighbours
+        longest = dimension if self._state.device.type != "cpu" else BLOCK * get_num_threads()
+        longest = min(dimension, longest)
+        shares = self._state.new_empty(len(neighbours) + 1, longest)
+        partial = self._own.new_empty(longest)
+        step = self._state.new_empty(longest) if self.step is None else self.step
+        places = [
+            [slice(at, min(at + longest, cut.stop)) for at in range(cut.start, cut.stop, longest)]
+            for cut in exchange.segments
+        ]
+        self._totals = self._own.new_zeros(sum(map(len, places)))
+        totals = iter(self._totals)
+        self._blocks: list[list[_Block]] = []
+        for number, cut in enumerate(exchange.segments):
+            blocks = []
+            for place in places[number]:
+                size = place.stop - place.start
+                within = slice(place.start - cut.start, place.stop - cut.start)
+                here = step[:size] if self.step is None else step[place]
+                own = self._own[place]
+                arrived = {j: exchange.incoming(j)[number][within] for j in neighbours}
+                incoming = {**arrived, exchange.agent: own}
+                blocks.append(
+                    _Block(
+                        place=place,
+                        pieces=list(_pieces(place, sizes, here)),
+                        state=self._state[place],
+                        step=here,
+                        own=own,
+                        out=exchange.outgoing[number][:, within],
+                        shares=shares[:-1, :size],
+                        share=shares[-1, :size],
+                        incoming=[incoming[j] for j in sorted(incoming)],
+                        partial=partial[:size],
+                        total=next(totals),
+                    )
+                )
+            self._blocks.append(blocks)
+
+
+def _by_number(algorithm: Algorithm) -> bool:
+    """Whether a number of the messages depends on the same number of gradient and state alone."""
+    own_rule = type(algorithm).perturb_ not in (Algorithm.perturb_, NoisyDSGD.perturb_)
+    return has_scalar_shares(algorithm) and not own_rule
+
+
+def _pieces(
+    place: slice, sizes: Sequence[int], target: Tensor
+) -> Iterator[tuple[int, slice, Tensor]]:
+    """Which parts of which parameters lie at `place`, and where in `target` they go."""
+    begin = 0
+    for parameter, size in enumerate(sizes):
+        first, last = max(place.start, begin), min(place.stop, begin + size)
+        if first < last:
+            goal = target[first - place.start : last - place.start]
+            yield parameter, slice(first - begin, last - begin), goal
+        begin += size
+
+
+def _write(target: Tensor, state: Tensor, weight: Tensor, share: Tensor | None) -> None:
+    """target = weight · state - share, each operation rounded on its own."""
+    near = target.device == state.device
+    message = torch.mul(state, weight, out=target) if near else state * weight
+    if share is not None:
+        message.sub_(share)
+    if not near:
+        target.copy_(message)
