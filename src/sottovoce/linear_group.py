@@ -140,7 +140,7 @@ class Group:
 
     @cached_property
     def noise_covariance(self) -> Array:
-        """The covariance of what is random in y but no step: (entries, entries)."""
+        """The covariance of the noise in y: (entries, entries)."""
         rounds, c = self.means.shape
         found = np.zeros((rounds, len(self.kept), rounds, len(self.kept)))
         state = np.zeros((c, c))
@@ -154,10 +154,7 @@ class Group:
                 cross = self.F @ cross
             state = self.F @ state @ self.F.T + fresh[:c, :c]
         flat = self.scale.ravel()
-        scaled = found.reshape(flat.size, flat.size) * np.outer(flat, flat)
-        if not isinstance(self.start, str):
-            scaled += self.start**2 * self.on_start @ self.on_start.T
-        return scaled
+        return found.reshape(flat.size, flat.size) * np.outer(flat, flat)
 
     @cached_property
     def _solved(self) -> tuple[Array, Array, Array, Array]:
@@ -172,6 +169,8 @@ class Group:
         flat = [np.zeros((self.scale.size, 0))]
         if self.start == "unknown":
             flat.append(self.on_start)
+        elif self.start != "known":
+            covariance = covariance + self.start**2 * self.on_start @ self.on_start.T
         if isinstance(self.prior, str):
             flat.append(steps)
         else:

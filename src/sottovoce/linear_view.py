@@ -206,11 +206,10 @@ class LinearView:
         """The posterior standard deviation of the agent's step in one round."""
         return float(self.posterior(agent).sd[self.rounds.index(round)])
 
-    def precision_given_all_else(self, agent: int) -> Posterior:
-        """What is left unknown for whoever knows every other agent's steps, and all starts.
+    def given_all_else(self, agent: int) -> Posterior:
+        """What is left unknown of each step for whoever knows every other step and all starts.
 
-        Private jitter of the starts stays unknown, being noise. This is the precision that
-        differential privacy needs.
+        This is the precision that differential privacy needs (`accountant`).
         """
         return self._group(agent).given_all_else(agent)
 

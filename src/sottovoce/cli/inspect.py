@@ -7,12 +7,16 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from sottovoce.cli.options import AsJson, Weights
+from sottovoce.accountant import Account, account
+from sottovoce.adversaries import parse_adversary
+from sottovoce.algorithms import parse_algorithm
+from sottovoce.cli.options import AsJson, GraphName, Weights
 from sottovoce.cli.show import answers, print_json, print_table, print_written
 from sottovoce.conditions import Condition, mixing_conditions, theorem_conditions
 from sottovoce.errors import GraphError, PrivacyError
 from sottovoce.experiments.study import Table
 from sottovoce.graphs import Graph, from_matrix, parse_graph
+from sottovoce.linear_group import Start
 from sottovoce.privacy import GaussianPrior, GradientPrior, LaplacePrior, UniformPrior
 from sottovoce.privacy import bound as privacy_bound
 from sottovoce.stepsizes import LAWS, parse_stepsize
@@ -111,9 +115,45 @@ def bound(
     ] = 5.0,
     k: Annotated[int, typer.Option("--k", min=1, help="The round.")] = 1,
     prior: Annotated[str, typer.Option(help="uniform, gaussian or laplace.")] = "uniform",
+    algorithm: Annotated[
+        str | None,
+        typer.Option(help="zero-sum:0.1, noisy-dsgd:0.1, ...: account for its noise instead."),
+    ] = None,
+    graph: GraphName = "ring:5",
+    weights: Weights = "metropolis",
+    stepsize: Annotated[
+        str | None, typer.Option(help="0.1, 1/k, ...; unless given, the algorithm's own.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds that the adversary sees.")] = 50,
+    adversary: Annotated[str, typer.Option(help="eavesdropper or agents:0,2.")] = "eavesdropper",
+    start: Annotated[
+        str, typer.Option(help="known, unknown, or the deviation of private starting points.")
+    ] = "known",
+    clip: Annotated[float, typer.Option(help="The largest norm of a gradient.")] = 1.0,
+    delta: Annotated[float, typer.Option(help="The δ of differential privacy.")] = 1e-5,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the account's data and chart.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """How much an observer of λg must still not know about g (the paper's privacy theorem)."""
+    """How much an observer of λg must still not know about g (the paper's privacy theorem).
+
+    With --algorithm: the noise that the best linear attack leaves on each agent's steps, as a
+    multiplier of the gradient and as (ε, δ). --law, --kappa, --k and --prior have no part in it.
+    """
+    if algorithm is not None:
+        found_account = account(
+            _graph_with_weights(graph, weights),
+            parse_algorithm(algorithm),
+            parse_adversary(adversary),
+            rounds=rounds,
+            stepsize=parse_stepsize(stepsize) if stepsize else None,
+            clip=clip,
+            delta=delta,
+            start=_start(start),
+        )
+        _show_account(found_account, out, as_json)
+        return
     priors: dict[str, type[GradientPrior]] = {
         "uniform": UniformPrior,
         "gaussian": GaussianPrior,
@@ -136,6 +176,70 @@ def bound(
         f"{found.prior_entropy_nats:.6f} before anything was seen: whoever observes λg estimates g "
         f"with an expected squared error of at least {found.mse_lower_bound:.6g}."
     )
+
+
+def _start(text: str) -> Start:
+    if text == "known":
+        return "known"
+    if text == "unknown":
+        return "unknown"
+    try:
+        return float(text)
+    except ValueError:
+        raise PrivacyError(
+            f"start is {text!r}; accepted: known, unknown or a standard deviation such as 0.1"
+        ) from None
+
+
+def _show_account(found: Account, out: Path | None, as_json: bool) -> None:
+    if as_json:
+        print_json(found.describe())
+    else:
+        rows = []
+        for alike in found.alike():
+            for knows, kept in (
+                ("nothing else", alike[0].nothing_else),
+                ("all else", alike[0].all_else),
+            ):
+                rows.append(
+                    (
+                        ", ".join(str(one.agent) for one in alike),
+                        knows,
+                        *(_number(value) for value in (kept.least, kept.median)),
+                        *(_number(value) for value in (kept.round_epsilon, kept.total_epsilon)),
+                    )
+                )
+        title = (
+            f"{found.algorithm} on {found.graph}, stepsize {found.stepsize}, seen by "
+            f"{found.adversary}: noise per unit of gradient, and ε at δ = {found.delta:g} for "
+            f"gradients up to {found.clip:g}"
+        )
+        headings = (
+            "agents",
+            "adversary knows",
+            "least noise",
+            "median noise",
+            "ε, worst round",
+            f"ε, {found.rounds} rounds",
+        )
+        print_table(Table(title, headings, rows))
+        for finding in found.findings():
+            answers.print(f"- {finding}", markup=False, soft_wrap=True)
+        answers.print(
+            "- ε with nothing else known is no guarantee of privacy: whoever can guess other steps "
+            "does better.",
+            soft_wrap=True,
+        )
+    if out is not None:
+        from sottovoce.charts import save_chart
+
+        found.save(out / "account.json")
+        written = save_chart(found.chart(), out / "account").values()
+        print_written([out / "account.json", *written])
+
+
+def _number(value: float | None) -> str:
+    return "∞" if value is None else f"{value:.4g}"
 
 
 def graph(
