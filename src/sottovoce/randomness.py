@@ -24,12 +24,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.errors import SottovoceError
+from sottovoce.kernels import philox
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers import CipherContext
 
 _BLOCK_BYTES = 1 << 17
 """Draws are made in blocks of about this many bytes, so that no second tensor is stored."""
+
+_DEVICE_BLOCK_BYTES = 1 << 28
+"""The same on a device, where many numbers at once are quicker."""
 
 _CIPHER_BLOCK = 16
 
@@ -40,6 +44,7 @@ _FORMATS = {
 """The integer of the same size, the bits of the mantissa, the exponent of [1, 2), the number."""
 
 _Block = NDArray[np.floating[Any]]
+_Address = tuple[str, int, torch.dtype]
 
 
 class InsecureSeedWarning(UserWarning):
@@ -98,8 +103,8 @@ def private_streams(
 ) -> Streams:
     """Streams keyed by the operating system, or by `insecure_seed` for a study to be repeated.
 
-    On a GPU the simulator draws from the device's Philox generator instead of the cipher: quick,
-    but no protection against prediction. A simulator holds every agent's secrets in one process
+    On a GPU the simulator draws from a Philox generator instead of the cipher: quick, but no
+    protection against prediction. A simulator holds every agent's secrets in one process
     anyway; an agent of its own (`sottovoce.distributed`) always uses the cipher.
     """
     device = torch.device(device)
@@ -144,7 +149,8 @@ class CipherStreams(Streams):
         self._master = os.urandom(32) if insecure_seed is None else _digest(32, insecure_seed)
         self._run = np.repeat(np.asarray(runs, dtype=">u4"), len(self.agents))
         self._agent = np.tile(np.asarray(self.agents, dtype=">u4"), len(runs))
-        self._ciphers: dict[tuple[str, int, torch.dtype], CipherContext] = {}
+        self._ciphers: dict[_Address, CipherContext] = {}
+        self._ahead: dict[_Address, tuple[int, Tensor]] = {}
 
     def __repr__(self) -> str:
         return f"CipherStreams(runs={len(self.runs)}, agents={len(self.agents)})"
@@ -157,8 +163,24 @@ class CipherStreams(Streams):
     def uniform(
         self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
     ) -> Tensor:
-        out = torch.empty(len(self.runs), len(self.agents), count, dtype=dtype)
-        for block, draws in self._drawn(out, purpose, round):
+        one_round = len(self._run) * -(-count * dtype.itemsize // _CIPHER_BLOCK) * _CIPHER_BLOCK
+        rounds = max(1, _BLOCK_BYTES // max(1, one_round))
+        if rounds == 1:
+            return self._rounds(purpose, round, 1, count, dtype)[0]
+        # Few numbers a round: those of many rounds cost hardly more than those of one.
+        first, numbers = self._ahead.get((purpose, count, dtype), (-1, None))
+        if numbers is None or not first <= round < first + rounds:
+            first = round - round % rounds
+            numbers = self._rounds(purpose, first, rounds, count, dtype)
+            self._ahead[purpose, count, dtype] = first, numbers
+        return numbers[round - first].clone()
+
+    def _rounds(
+        self, purpose: str, first: int, rounds: int, count: int, dtype: torch.dtype
+    ) -> Tensor:
+        """The numbers of some rounds in a row: (rounds, runs, agents, count)."""
+        out = torch.empty(rounds, len(self.runs), len(self.agents), count, dtype=dtype)
+        for block, draws in self._drawn(out, purpose, first, rounds):
             block[:] = draws
         return out
 
@@ -173,17 +195,23 @@ class CipherStreams(Streams):
         for block, draws in self._drawn(tensor, purpose, round):
             block += _to_normal(torch.from_numpy(draws)).mul_(deviation).numpy()
 
-    def _drawn(self, tensor: Tensor, purpose: str, round: int) -> Iterator[tuple[_Block, _Block]]:
+    def _drawn(
+        self, tensor: Tensor, purpose: str, round: int, rounds: int = 1
+    ) -> Iterator[tuple[_Block, _Block]]:
         """Pairs (block of the tensor, fresh uniform numbers for it) that cover the tensor.
 
-        tensor: (runs, agents, d). A block is a few whole rows or a part of one; the numbers are
-        overwritten by those of the next block.
+        tensor: (rounds, runs, agents, d), the rounds counting from `round`. A block is a few whole
+        rows or a part of one; the numbers are overwritten by those of the next block.
         """
         rows = tensor.view(-1, tensor.shape[-1]).numpy()
         each = _CIPHER_BLOCK // rows.itemsize
         across, at_once = -(-rows.shape[1] // each), max(1, _BLOCK_BYTES // _CIPHER_BLOCK)
         width, height = min(across, at_once), min(max(1, at_once // max(1, across)), len(rows))
         cipher = self._cipher(purpose, rows.shape[1], tensor.dtype)
+        when = np.arange(round, round + rounds, dtype=">u4").repeat(len(self._run))
+        run, agent = self._run, self._agent
+        if rounds > 1:
+            run, agent = np.tile(run, rounds), np.tile(agent, rounds)
         counters = np.empty(4 * width * height, dtype=">u4")
         # The library asks for room for one block more than it writes.
         stream = np.empty((width * height + 1) * _CIPHER_BLOCK, dtype=np.uint8)
@@ -193,9 +221,9 @@ class CipherStreams(Streams):
                 block = rows[streams, left * each : (left + width) * each]
                 shape = (len(block), min(width, across - left), 4)
                 used = counters[: math.prod(shape)].reshape(shape)
-                used[..., 0] = round
-                used[..., 1] = self._run[streams, None]
-                used[..., 2] = self._agent[streams, None]
+                used[..., 0] = when[streams, None]
+                used[..., 1] = run[streams, None]
+                used[..., 2] = agent[streams, None]
                 used[..., 3] = np.arange(left, left + shape[1])
                 cipher.update_into(used.reshape(-1).view(np.uint8), stream)
                 bits = stream[: used.nbytes].reshape(len(block), -1)
@@ -215,12 +243,11 @@ class CipherStreams(Streams):
 
 
 class DeviceStreams(Streams):
-    """Philox numbers on the device of the simulation, seeded anew for each run, purpose and round.
+    """Philox numbers on the device of the simulation: one key for each purpose, as in the cipher.
 
-    For studies only: the generator is not cryptographic.
+    For studies only: the generator is not cryptographic. The counters are (round, run, agent,
+    block), see `sottovoce.kernels.philox`.
     """
-
-    by_agent: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -231,41 +258,41 @@ class DeviceStreams(Streams):
     ) -> None:
         super().__init__(runs, agents, device)
         self._secret = os.urandom(32) if insecure_seed is None else _digest(32, insecure_seed)
-        self._generator = torch.Generator(device)
 
     def __repr__(self) -> str:
         return f"DeviceStreams(runs={len(self.runs)}, agents={len(self.agents)})"
 
     def part(self, runs: slice, agents: slice) -> "DeviceStreams":
-        if self.agents[agents] != self.agents:
-            raise SottovoceError("the streams of a device cannot be divided by agents")
-        part = DeviceStreams(self.runs[runs], self.agents, None, self.device)
+        part = DeviceStreams(self.runs[runs], self.agents[agents], None, self.device)
         part._secret = self._secret
         return part
+
+    def key(self, purpose: str, count: int, dtype: torch.dtype) -> int:
+        """The generator's key for rows of `count` numbers of a type."""
+        digest = _digest(8, self._secret, purpose, count, str(dtype))
+        return int.from_bytes(digest, "little") >> 1
 
     def uniform(
         self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
     ) -> Tensor:
-        out = torch.empty(len(self.runs), len(self.agents), count, dtype=dtype, device=self.device)
-        for row, run in enumerate(self.runs):
-            out[row].uniform_(generator=self._seeded(run, purpose, round))
-        return out
+        key = self.key(purpose, count, dtype)
+        return philox.uniform(self.runs, self.agents, count, dtype, key, round, self.device)
 
     def scale_(self, tensor: Tensor, low: float, high: float, purpose: str, round: int) -> None:
-        scratch = torch.empty_like(tensor[0])
-        for row, run in enumerate(self.runs):
-            generator = self._seeded(run, purpose, round)
-            tensor[row].mul_(scratch.uniform_(low, high, generator=generator))
+        for rows, draws in self._drawn(tensor, purpose, round):
+            rows.mul_(draws.mul_(high - low).add_(low))
 
     def add_normal_(self, tensor: Tensor, deviation: float, purpose: str, round: int) -> None:
-        scratch = torch.empty_like(tensor[0])
-        for row, run in enumerate(self.runs):
-            generator = self._seeded(run, purpose, round)
-            tensor[row].add_(scratch.normal_(0.0, deviation, generator=generator))
+        for rows, draws in self._drawn(tensor, purpose, round):
+            rows.add_(_to_normal(draws), alpha=deviation)
 
-    def _seeded(self, run: int, purpose: str, round: int) -> torch.Generator:
-        seed = int.from_bytes(_digest(8, self._secret, run, purpose, round), "little")
-        return self._generator.manual_seed(seed >> 1)
+    def _drawn(self, tensor: Tensor, purpose: str, round: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Pairs (some runs of the tensor, fresh uniform numbers for them) that cover the tensor."""
+        size = max(1, _DEVICE_BLOCK_BYTES // max(1, tensor[0].nbytes))
+        for first in range(0, len(self.runs), size):
+            runs = slice(first, first + size)
+            streams = self.part(runs, slice(None))
+            yield tensor[runs], streams.uniform(purpose, round, tensor.shape[-1], tensor.dtype)
 
 
 def _digest(size: int, *parts: object) -> bytes:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,12 @@ from sottovoce.files import write_json
 from sottovoce.graphs import Graph
 from sottovoce.problems.base import Problem
 from sottovoce.progress import progress_bar
-from sottovoce.randomness import Streams, private_streams, require_jitter
+from sottovoce.randomness import DeviceStreams, Streams, private_streams, require_jitter
 from sottovoce.results import Result, join
 from sottovoce.stepsizes import Stepsize
 from sottovoce.storage import read_tensors, write_tensors
 from sottovoce.transcript import Recording, Transcript, Truth
-from sottovoce.update import SharesInBlocks, mixer
+from sottovoce.update import InPlaceUpdate, SharesInBlocks, mixer
 
 _ROUNDS_BETWEEN_CHECKS = 32
 _SECONDS_BETWEEN_CHECKPOINTS = 60.0
@@ -35,18 +35,20 @@ def simulate(
     graph: Graph,
     *,
     steps: int,
-    runs: int = 1,
+    runs: int | range = 1,
     stepsize: Stepsize | None = None,
     measure: Collection[int] | None = None,
     record: Recording | None = None,
     checkpoint: str | Path | None = None,
     private_start: float = 0.0,
     exact: bool = False,
+    keep_final: bool = True,
     insecure_seed: int | None = None,
     progress: bool = False,
 ) -> Result:
     """Run an algorithm on a problem over a graph, many independent runs at once.
 
+    runs: how many, or which: runs 500 to 999 of 1,000 are range(500, 1000), with the same numbers.
     stepsize: the algorithm's own default unless given. measure: after which rounds to measure, 0
     being the start; about 100 rounds on a logarithmic scale unless given. record: rounds and runs
     whose messages to keep. checkpoint: a folder from which an interrupted call with the same
@@ -55,21 +57,24 @@ def simulate(
     starting point; with 0 an observer who knows that point reads a share of the first step off a
     single message.
     exact: compute message by message, as real agents do, to the same bits as
-    `sottovoce.distributed`; otherwise one fused update serves all.
+    `sottovoce.distributed`; otherwise one fused update serves all. keep_final: whether the result
+    holds the last states; without, its `final` has no coordinates.
     """
     stepsize = stepsize or algorithm.default_stepsize
-    if steps < 1 or runs < 1:
-        raise SimulationError(f"steps is {steps} and runs is {runs}; both must be at least 1")
+    runs = range(runs) if isinstance(runs, int) else runs
+    if steps < 1 or not runs or runs.step != 1 or runs.start < 0:
+        given = runs if runs.start else len(runs)
+        raise SimulationError(f"steps is {steps} and runs is {given}; both must be at least 1")
     require_jitter(private_start)
     if problem.agents != graph.agents:
         raise SimulationError(
             f"the problem has {problem.agents} agents, but {graph.name} has {graph.agents}"
         )
     rounds = _measured_rounds(steps, measure)
-    if record and (max(record.rounds) > steps or max(record.runs) >= runs):
+    if record and (max(record.rounds) > steps or not set(record.runs) <= set(runs)):
         raise SimulationError(
             f"cannot record round {max(record.rounds)} of run {max(record.runs)}: "
-            f"there are {steps} rounds and runs 0 to {runs - 1}"
+            f"there are {steps} rounds and runs {runs.start} to {runs.stop - 1}"
         )
     facts = {
         "problem": problem.describe(),
@@ -77,21 +82,26 @@ def simulate(
         "stepsize": stepsize.describe(),
         "graph": graph.describe(),
         "steps": steps,
-        "runs": runs,
+        "runs": len(runs),
+        **({"first_run": runs.start} if runs.start else {}),
         "private_start": private_start,
         "insecure_seed": insecure_seed,
     }
     identity = json.dumps([facts, rounds, repr(stepsize.deviation)], sort_keys=True)
-    at_once = min(runs, _runs_at_once(problem, checkpoint) or runs)
+    at_once = _runs_at_once(problem, checkpoint) or len(runs)
     parts = []
-    with progress_bar(f"{algorithm} on {graph.name}", steps * runs, progress, "rounds") as advance:
-        for first in range(0, runs, at_once):
-            chunk = range(first, min(first + at_once, runs))
+    with progress_bar(
+        f"{algorithm} on {graph.name}", steps * len(runs), progress, "rounds"
+    ) as advance:
+        for first in range(0, len(runs), at_once):
+            chunk = runs[first : first + at_once]
             simulation = _Simulation(
                 problem, algorithm, graph, stepsize, chunk, private_start, insecure_seed
             )
             store = _Store(checkpoint, chunk, identity) if checkpoint else None
-            parts.append(simulation.run(rounds, steps, record, exact, store, advance, facts))
+            part = simulation.run(rounds, steps, record, exact, store, advance, facts)
+            final = part.final if keep_final else part.final[..., :0]
+            parts.append(replace(part, final=final.cpu()))
     return join(parts)
 
 
@@ -124,11 +134,18 @@ class _Simulation:
         )
         self.routes = graph.routes().to(device)
         self.mixer = mixer(graph, len(runs), problem.dtype, device)
+        self.in_place = (
+            InPlaceUpdate(graph, self.streams, stepsize)
+            if has_scalar_shares(algorithm)
+            and isinstance(self.streams, DeviceStreams)
+            and InPlaceUpdate.takes(graph, problem.dtype, device)
+            else None
+        )
         self.state = problem.start(runs, self.streams)
         self.common_start, self.private_start = _common_points(self.state), private_start
         if private_start:
             self.streams.add_normal_(self.state, private_start, "start", 0)
-        self.spare = torch.empty_like(self.state)
+        self.spare = self.state if self.in_place else torch.empty_like(self.state)
         self.step = torch.empty_like(self.state)
         self.done = 0
         self.shares = (
@@ -136,7 +153,7 @@ class _Simulation:
             if has_scalar_shares(algorithm)
             else SharesInBlocks(self.routes, self.streams, problem.dimension)
         )
-        self.bad_round = torch.zeros(self.state.shape[:2], dtype=torch.long, device=device)
+        self.bad_round = torch.zeros(self.state.shape[:2], dtype=torch.int32, device=device)
 
     def run(
         self,
@@ -182,20 +199,29 @@ class _Simulation:
             for name in measured[rounds[-1]]
         }
         transcript = recorder.transcript() if recorder else None
-        return Result(rounds, metrics, self.state.cpu(), facts, transcript)
+        return Result(rounds, metrics, self.state, facts, transcript)
 
     def _advance_fused(self, round: int) -> None:
+        if self.in_place is not None:
+            self._compute_gradient(round)
+            scalars = self._scalars(round)
+            self.in_place.advance_(self.state, self.step, scalars, round, self.bad_round)
+            self.done = round
+            return
         self._compute_step(round)
         if self.shares is not None:
             self.mixer.mix(self.state, self.spare)
             self.shares.subtract(self.spare, self.step, self.algorithm, round, self.stepsize)
         else:
-            assert has_scalar_shares(self.algorithm)
-            shares = None
-            if not self.algorithm.keeps_whole_step:
-                shares = self.algorithm.coefficients(self.routes, self.streams, round)
-            self.mixer.combine(self.state, self.step, self.spare, shares)
+            self.mixer.combine(self.state, self.step, self.spare, self._scalars(round))
         self._accept(round)
+
+    def _scalars(self, round: int) -> Tensor | None:
+        """The round's b_ij (runs, routes), None where every agent keeps its whole step."""
+        assert has_scalar_shares(self.algorithm)
+        if self.algorithm.keeps_whole_step:
+            return None
+        return self.algorithm.coefficients(self.routes, self.streams, round)
 
     def _advance_by_messages(self, round: int, recorder: "_Recorder | None") -> None:
         self._compute_step(round, recorder)
@@ -204,15 +230,18 @@ class _Simulation:
         )
         if recorder:
             recorder.keep_messages(messages)
-        self.spare.copy_(receive(messages, self.routes, self.graph.agents))
+        self.spare = receive(messages, self.routes, self.graph.agents)
         self._accept(round)
 
-    def _compute_step(self, round: int, recorder: "_Recorder | None" = None) -> None:
+    def _compute_gradient(self, round: int, recorder: "_Recorder | None" = None) -> None:
         self.step = self.problem.gradient(self.state, self.streams, round, self.step)
         if recorder:
             recorder.keep("states", self.state)
             recorder.keep("gradients", self.step)
         self.algorithm.perturb_(self.step, self.streams, round)
+
+    def _compute_step(self, round: int, recorder: "_Recorder | None" = None) -> None:
+        self._compute_gradient(round, recorder)
         self.stepsize.scale_(self.step, self.streams, round)
         if recorder:
             recorder.keep("steps", self.step)

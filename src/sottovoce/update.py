@@ -12,7 +12,9 @@ from torch import Tensor
 
 from sottovoce.algorithms import Algorithm
 from sottovoce.graphs import Graph, Routes
-from sottovoce.randomness import Streams
+from sottovoce.kernels import usable
+from sottovoce.kernels.mixing import MOST_AGENTS, mix_
+from sottovoce.randomness import DeviceStreams, Streams
 from sottovoce.stepsizes import Stepsize
 
 _DENSE_AGENTS = 64
@@ -98,6 +100,70 @@ class SparseMixer:
     def mix(self, state: Tensor, out: Tensor) -> None:
         flat_state, flat_out = state.flatten(0, 1), out.flatten(0, 1)
         torch.addmm(flat_out, self._mixing, flat_state, beta=0.0, out=flat_out)
+
+
+class InPlaceUpdate:
+    """x <- Wx - B(Λg) by one kernel over the states, on a GPU with few agents.
+
+    Λ is drawn inside the kernel where each coordinate has a number of its own; it is the Λ that
+    `Stepsize.scale_` would draw. No successor states and no steps are stored.
+    """
+
+    @staticmethod
+    def takes(graph: Graph, dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether the kernel serves this graph, type and device."""
+        return usable(device) and dtype == torch.float32 and graph.agents <= MOST_AGENTS
+
+    def __init__(self, graph: Graph, streams: DeviceStreams, stepsize: Stepsize) -> None:
+        routes = graph.routes().to(streams.device)
+        self._entries = (routes.receiver, routes.sender)
+        mixing = torch.from_numpy(graph.mixing.toarray())
+        self._mixing = mixing.to(streams.device, torch.float32)
+        self._splitting = self._mixing.new_zeros(len(streams.runs), *mixing.shape)
+        self._streams, self._stepsize = streams, stepsize
+
+    def advance_(
+        self,
+        state: Tensor,
+        gradient: Tensor,
+        shares: Tensor | None,
+        round: int,
+        bad_round: Tensor,
+    ) -> None:
+        """Overwrite `state`, and perhaps `gradient`, (runs, agents, d).
+
+        shares: B's entries (runs, routes), None means B = I; bad_round: (runs, agents) int32, 0 or
+        the first round after which an agent's state was not finite.
+        """
+        splitting = None
+        if shares is not None:
+            receiver, sender = self._entries
+            self._splitting[:, receiver, sender] = shares.float()
+            splitting = self._splitting
+        interval = _common_interval(self._stepsize, round)
+        if interval is None:
+            self._stepsize.scale_(gradient, self._streams, round)
+            interval = (1.0, 1.0)
+        mix_(
+            state,
+            gradient,
+            self._mixing,
+            splitting,
+            bad_round,
+            interval,
+            key=self._streams.key("stepsize", state.shape[-1], state.dtype),
+            round=round,
+            runs=self._streams.runs,
+        )
+
+
+def _common_interval(stepsize: Stepsize, round: int) -> tuple[float, float] | None:
+    """Where every coordinate of every agent draws; None where agents differ or share a draw."""
+    differ = isinstance(getattr(stepsize.schedule, "scale", None), tuple)
+    deviate = stepsize.deviation is not None and round <= stepsize.deviation.rounds
+    low, high = stepsize.interval(round)
+    shared = stepsize.per == "agent" and low != high
+    return None if differ or deviate or shared else (low, high)
 
 
 class SharesInBlocks:

@@ -1,8 +1,8 @@
-"""Three ways to the same gradient of many replicas: loop, vmap, and hand-batched layers.
+"""Three ways to the same gradient of many replicas: loop, vmap, and a fused stack.
 
 Which is quickest depends on size and device: on a CPU convolutions of one replica at a time keep
-the cache warm, while many small dense models gain from `vmap`. On an H200, 25 copies of the paper's
-CNN at batch 64 made 397 gradients a second by the loop, 1,385 hand-batched and 2,854 under vmap.
+the cache warm, while many small dense models gain from `vmap`. On a GPU a plain convolutional stack
+is computed by kernels that take all replicas at once (`sottovoce.problems.fused`).
 """
 
 from collections.abc import Callable
@@ -13,20 +13,30 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from sottovoce.errors import ProblemError
-from sottovoce.problems.replicas import ParameterLayout, batched_outputs, layer_sequence
+from sottovoce.kernels import usable
+from sottovoce.problems.fused import FusedStack
+from sottovoce.problems.memory import free_memory
+from sottovoce.problems.replicas import ParameterLayout
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-Method = Literal["auto", "loop", "vmap", "batched"]
-METHODS = ("auto", "loop", "vmap", "batched")
+Method = Literal["auto", "loop", "vmap", "fused"]
+METHODS = ("auto", "loop", "vmap", "fused")
+Precision = Literal["float32", "bfloat16"]
+PRECISIONS = ("float32", "bfloat16")
 _VMAP_LIMIT = 100_000
 """On a CPU, dense models below this many parameters are quicker under vmap."""
+
+_AT_ONCE = 64
+_FUSED_AT_ONCE = 1000
 
 
 class ReplicaGradients:
     """Gradients of `loss(model(inputs), targets)` for rows of parameters.
 
-    method: `auto` chooses by size and device. at_once: how many replicas share one computation
-    under `vmap` and `batched`, which bounds the activations held.
+    method: `auto` chooses by size and device. precision: of a fused stack's activations; with
+    `float32` its products are TF32 on a GPU. shape: of one input, which a fused stack must know.
+    at_once: the most replicas that share one computation under `vmap` and `fused`, which bounds the
+    activations held.
     """
 
     def __init__(
@@ -35,43 +45,67 @@ class ReplicaGradients:
         loss: Loss,
         *,
         method: Method = "auto",
+        precision: Precision = "float32",
         device: torch.device,
-        at_once: int = 64,
+        shape: tuple[int, ...] | None = None,
+        at_once: int | None = None,
     ) -> None:
         if method not in METHODS:
             raise ProblemError(f"gradients by {method!r} are not known; accepted: {METHODS}")
-        self.model, self.loss, self.at_once = model, loss, at_once
+        if precision not in PRECISIONS:
+            raise ProblemError(f"precision {precision!r} is not known; accepted: {PRECISIONS}")
+        self.model, self.loss, self._at_once = model, loss, at_once
+        self._device, self._shape = device, shape
         self.layout = ParameterLayout(model)
-        self._layers = layer_sequence(model)
-        if method == "batched" and self._layers is None:
+        reduced = torch.bfloat16 if precision == "bfloat16" else None
+        self._stack = FusedStack.of(model, loss, shape, reduced)
+        if self._stack is None and (method == "fused" or reduced):
             raise ProblemError(
-                "hand-batched gradients need an nn.Sequential of convolutions, dense layers, "
-                "pools, flattening and sigmoid, tanh or ReLU; use 'loop' or 'vmap' for this model"
+                "fused gradients and bfloat16 need an nn.Sequential of 3x3 'same' convolutions "
+                "with 16, 32 or 64 channels over images of even sides, sigmoid, tanh or ReLU, 2x2 "
+                "max pools, Flatten and dense layers; use 'loop' or 'vmap' and float32"
             )
+        if reduced and method in ("loop", "vmap"):
+            raise ProblemError(f"gradients by {method!r} are not computed in bfloat16; use 'fused'")
+        self.precision = precision
         self.method = self._best(device) if method == "auto" else method
 
     def _best(self, device: torch.device) -> str:
+        if self.precision != "float32":
+            return "fused"
         if device.type != "cpu":
-            return "vmap"
+            single = next(self.model.parameters()).dtype == torch.float32
+            return "fused" if self._stack and single and usable(device) else "vmap"
         convolutional = any(isinstance(layer, nn.Conv2d) for layer in self.model.modules())
         small = self.layout.dimension < _VMAP_LIMIT and not convolutional
         return "vmap" if small else "loop"
+
+    def at_once(self, batch: int) -> int:
+        """How many replicas to compute together at `batch` samples each."""
+        if self._at_once is not None or self.method != "fused":
+            return self._at_once or _AT_ONCE
+        assert self._stack is not None
+        assert self._shape is not None
+        fitting = 0.8 * free_memory(self._device) / self._stack.bytes_each(batch, self._shape)
+        return max(1, min(int(fitting), _FUSED_AT_ONCE))
 
     def __call__(self, vectors: Tensor, inputs: Tensor, targets: Tensor, out: Tensor) -> None:
         """Write each replica's gradient to `out`.
 
         vectors, out: (replicas, d); inputs, targets: (replicas, batch, ...).
         """
-        size = 1 if self.method == "loop" else self.at_once
+        size = 1 if self.method == "loop" else self.at_once(inputs.shape[1])
         for first in range(0, len(vectors), size):
             part = slice(first, first + size)
             self._compute(vectors[part], inputs[part], targets[part], out[part])
 
     def _compute(self, vectors: Tensor, inputs: Tensor, targets: Tensor, out: Tensor) -> None:
+        if self.method == "fused":
+            assert self._stack is not None
+            self._stack.gradient(vectors, inputs, targets, out)
+            return
         if self.method == "vmap":
             gradients = self._by_vmap(vectors, inputs, targets)
-        elif self.method == "batched":
-            gradients = self._by_batch(vectors, inputs, targets)
         else:
             gradients = self._of_one(vectors[0], inputs[0], targets[0])
             out = out[0]
@@ -95,21 +129,12 @@ class ReplicaGradients:
         gradients, _ = compute(self.layout.views(vectors), inputs, targets)
         return dict(gradients)
 
-    def _by_batch(self, vectors: Tensor, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        assert self._layers is not None
-        leaves = {
-            name: view.detach().requires_grad_()
-            for name, view in self.layout.views(vectors).items()
-        }
-        outputs = batched_outputs(self._layers, leaves, inputs)
-        loss = vmap(self.loss)(outputs, targets).sum()
-        return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
-
     @torch.no_grad()
     def outputs(self, vectors: Tensor, inputs: Tensor) -> Tensor:
         """Outputs of every replica on its own inputs: (replicas, batch, ...)."""
-        if self.method == "batched" and self._layers is not None:
-            return batched_outputs(self._layers, self.layout.views(vectors), inputs)
+        if self.method == "fused":
+            assert self._stack is not None
+            return self._stack.outputs(vectors, inputs)
         return torch.stack(
             [
                 functional_call(self.model, self.layout.views(vector), (x,))

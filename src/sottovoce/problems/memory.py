@@ -6,7 +6,8 @@ import torch
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated on `device`."""
+    """Bytes that can still be allocated on `device`, those that torch keeps in hand included."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

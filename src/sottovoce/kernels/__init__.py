@@ -1,0 +1,24 @@
+"""What the simulator's hot loop computes, as fused GPU kernels beside plain torch.
+
+Every function here has a torch version, which is its definition and serves wherever Triton or a
+CUDA device is missing. `sottovoce.kernels.device` holds the Triton code and is imported only by the
+functions that launch it.
+"""
+
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def usable(device: torch.device) -> bool:
+    """Whether Triton kernels can run on `device`."""
+    return device.type == "cuda" and _has_triton()
+
+
+__all__ = ["usable"]

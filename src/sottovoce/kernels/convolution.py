@@ -1,0 +1,314 @@
+"""Convolutions of many replicas at once, each with weights of its own, and their gradients.
+
+3x3 "same" convolutions with stride 1 over channels-last images (replicas, images, H, W, channels),
+H and W even, fused with bias, activation and 2x2 max pool on the way up and with their derivatives
+on the way down. Patches are never stored. On a GPU with Triton these are kernels; elsewhere plain
+torch computes the same, which is also what the kernels are tested against.
+
+A max pool's `index` says which of the four entries of a window was the largest (0 to 3, by rows).
+Sums are float32 at least, whatever type the images have.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d, pad
+
+from sottovoce.kernels import usable
+
+ACTIVATIONS = {"sigmoid": torch.sigmoid, "relu": torch.relu, "tanh": torch.tanh, "": lambda z: z}
+MOST_CHANNELS = 64
+MOST_FIRST_TAPS = 64
+
+
+@dataclass(frozen=True)
+class After:
+    """What follows a convolution: an activation by name, a 2x2 max pool or none.
+
+    flat: whether the outputs are stored channels first, as a dense layer behind them reads them.
+    """
+
+    activation: str
+    pool: bool = False
+    flat: bool = False
+
+
+def convolve(x: Tensor, weight: Tensor, bias: Tensor, after: After) -> tuple[Tensor, Tensor | None]:
+    """Convolve, activate and pool; return the outputs and the pool's index.
+
+    x: (replicas, images, H, W, inputs); weight: (replicas, 3, 3, inputs, outputs), of x's type;
+    bias: (replicas, outputs) rows of any stride. Outputs: (replicas, images, H', W', outputs), or
+    (replicas, images, outputs, H', W') if `after.flat`.
+    """
+    if usable(x.device):
+        return _convolve_by_kernel(x, weight, bias, after)
+    return _finish(_plain(x, weight) + bias[:, None, None, None], after, x.dtype)
+
+
+def convolve_first(
+    x: Tensor, weight: Tensor, bias: Tensor, after: After
+) -> tuple[Tensor, Tensor | None]:
+    """`convolve` for the first layer: few channels, which lie first, and torch's weights.
+
+    x: (replicas, images, inputs, H, W); weight: (replicas, outputs, inputs, 3, 3).
+    """
+    if usable(x.device):
+        return _convolve_first_by_kernel(x, weight, bias, after)
+    z = _plain(x.permute(0, 1, 3, 4, 2), forward_weight(weight, x.dtype))
+    return _finish(z + bias[:, None, None, None], after, x.dtype)
+
+
+def input_gradient(
+    dz: Tensor, weight: Tensor, lower: Tensor, index: Tensor | None, activation: str
+) -> tuple[Tensor, Tensor]:
+    """Gradient with respect to the lower layer's sums, and its total over images and pixels.
+
+    dz: (replicas, images, H, W, outputs); weight: `backward_weight`; lower: the lower layer's
+    outputs (replicas, images, H, W, inputs), behind `activation` and, where `index` is given, a max
+    pool, through which the gradient goes back to (replicas, images, 2H, 2W, inputs).
+    """
+    if usable(dz.device):
+        return _input_gradient_by_kernel(dz, weight, lower, index, activation)
+    gradient = _plain(dz, weight) * slope(lower, activation)
+    total = gradient.sum((1, 2, 3))
+    return (gradient if index is None else _spread(gradient, index)), total
+
+
+def weight_gradient(x: Tensor, dz: Tensor, out: Tensor) -> None:
+    """Write Σ dz ⊗ shifted x to `out`, (replicas, outputs, inputs, 3, 3) rows of any stride.
+
+    x: (replicas, images, H, W, inputs); dz: (replicas, images, H, W, outputs).
+    """
+    if usable(x.device):
+        _weight_gradient_by_kernel(x, dz, out)
+        return
+    H, W = x.shape[2:4]
+    padded = pad(x, (0, 0, 1, 1, 1, 1))
+    for dy in range(3):
+        for dx in range(3):
+            shifted = padded[:, :, dy : dy + H, dx : dx + W]
+            out[..., dy, dx] = dz.flatten(1, 3).mT @ shifted.flatten(1, 3)
+
+
+def first_weight_gradient(x: Tensor, dz: Tensor, out: Tensor) -> None:
+    """`weight_gradient` for the first layer, whose x is (replicas, images, inputs, H, W)."""
+    if usable(x.device):
+        _first_weight_gradient_by_kernel(x, dz, out)
+    else:
+        weight_gradient(x.permute(0, 1, 3, 4, 2), dz, out)
+
+
+def unflatten(
+    gradient: Tensor, outputs: Tensor, index: Tensor | None, activation: str
+) -> tuple[Tensor, Tensor]:
+    """Gradient with respect to the last convolution's sums, and its total, from that of `outputs`.
+
+    gradient, outputs: (replicas, images, channels, H, W), as `flat` stores them; returns
+    (replicas, images, H, W, channels), or (.., 2H, 2W, ..) behind a max pool.
+    """
+    if usable(gradient.device):
+        return _unflatten_by_kernel(gradient, outputs, index, activation)
+    dz = (gradient * slope(outputs, activation)).permute(0, 1, 3, 4, 2)
+    total = dz.sum((1, 2, 3))
+    if index is None:
+        return dz.contiguous(), total
+    return _spread(dz, index.permute(0, 1, 3, 4, 2)), total
+
+
+def outer(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """Write a dense layer's weight gradient leftᵀ right to `out`, rows of any stride.
+
+    left: (replicas, samples, n); right: (replicas, samples, k); out: (replicas, n, k).
+    """
+    if usable(left.device):
+        _outer_by_kernel(left, right, out)
+    else:
+        out.copy_(left.mT @ right)
+
+
+def forward_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Torch's (replicas, outputs, inputs, 3, 3) as `convolve` takes it."""
+    return weight.permute(0, 3, 4, 2, 1).to(dtype).contiguous()
+
+
+def backward_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Torch's (replicas, outputs, inputs, 3, 3) as `input_gradient` takes it: flipped."""
+    return weight.permute(0, 3, 4, 1, 2).to(dtype).flip(1, 2).contiguous()
+
+
+def slope(outputs: Tensor, activation: str) -> Tensor:
+    """The activation's derivative, from its outputs."""
+    if activation == "sigmoid":
+        return outputs * (1 - outputs)
+    if activation == "relu":
+        return (outputs > 0).to(outputs.dtype)
+    if activation == "tanh":
+        return 1 - outputs * outputs
+    return torch.ones_like(outputs)
+
+
+def _plain(x: Tensor, weight: Tensor) -> Tensor:
+    """All replicas as groups of one convolution."""
+    replicas, outputs = len(x), weight.shape[-1]
+    groups = x.permute(1, 0, 4, 2, 3).flatten(1, 2)
+    kernel = weight.permute(0, 4, 3, 1, 2).flatten(0, 1)
+    z = conv2d(groups, kernel, padding=1, groups=replicas)
+    return z.unflatten(1, (replicas, outputs)).permute(1, 0, 3, 4, 2)
+
+
+def _finish(z: Tensor, after: After, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    index = None
+    if after.pool:
+        windows = z.unflatten(3, (-1, 2)).unflatten(2, (-1, 2)).movedim(3, 4).flatten(4, 5)
+        z, index = windows.max(4)
+        index = index.to(torch.uint8)
+    a = ACTIVATIONS[after.activation](z).to(dtype)
+    if after.flat:
+        a = a.permute(0, 1, 4, 2, 3)
+        index = index if index is None else index.permute(0, 1, 4, 2, 3).contiguous()
+    return a.contiguous(), index
+
+
+def _spread(gradient: Tensor, index: Tensor) -> Tensor:
+    """Each entry to the place of its window that the max pool took."""
+    places = torch.arange(4, device=index.device).view(2, 2)
+    chosen = index[..., None, None] == places
+    spread = gradient[..., None, None] * chosen
+    return spread.permute(0, 1, 2, 5, 3, 6, 4).flatten(4, 5).flatten(2, 3).contiguous()
+
+
+def _convolve_by_kernel(
+    x: Tensor, weight: Tensor, bias: Tensor, after: After
+) -> tuple[Tensor, Tensor | None]:
+    from sottovoce.kernels.device import convolution as device
+
+    replicas, images, H, W, inputs = x.shape
+    outputs = weight.shape[-1]
+    out, index = _outputs(x, outputs, H, W, after)
+    block, tiles, warps, stages = _tiling(inputs, outputs, x.dtype)
+    grid = (_ceil(images * H * W // 4, block * tiles), replicas)
+    device.convolve[grid](
+        x, weight, bias, x, index, out, out, images,
+        bias.stride(0), x.stride(0), out.stride(0), 0,
+        H, W, inputs, outputs, after.activation, after.pool, False, after.flat, "tf32",
+        block, tiles, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return out, index
+
+
+def _convolve_first_by_kernel(
+    x: Tensor, weight: Tensor, bias: Tensor, after: After
+) -> tuple[Tensor, Tensor | None]:
+    from sottovoce.kernels.device import convolution as device
+
+    replicas, images, inputs, H, W = x.shape
+    outputs = weight.shape[1]
+    out, index = _outputs(x, outputs, H, W, after)
+    grid = (_ceil(images * H * W // 4, 64), replicas)
+    device.convolve_first[grid](
+        x, weight, bias, index, out, images,
+        weight.stride(0), bias.stride(0), x.stride(0), out.stride(0),
+        H, W, inputs, outputs, _taps(inputs), after.activation, after.pool, after.flat, "tf32",
+        64, num_warps=4,
+    )  # fmt: skip
+    return out, index
+
+
+def _outputs(x: Tensor, outputs: int, H: int, W: int, after: After) -> tuple[Tensor, Tensor | None]:
+    if after.pool:
+        H, W = H // 2, W // 2
+    shape = (outputs, H, W) if after.flat else (H, W, outputs)
+    out = x.new_empty(*x.shape[:2], *shape)
+    return out, torch.empty_like(out, dtype=torch.uint8) if after.pool else None
+
+
+def _input_gradient_by_kernel(
+    dz: Tensor, weight: Tensor, lower: Tensor, index: Tensor | None, activation: str
+) -> tuple[Tensor, Tensor]:
+    from sottovoce.kernels.device import convolution as device
+
+    replicas, images, H, W, outputs = dz.shape
+    inputs = weight.shape[-1]
+    wide = 1 if index is None else 2
+    out = dz.new_empty(replicas, images, wide * H, wide * W, inputs)
+    block, tiles, warps, stages = _tiling(outputs, inputs, dz.dtype)
+    grid = (_ceil(images * H * W // 4, block * tiles), replicas)
+    total = dz.new_empty(replicas, grid[0], inputs, dtype=torch.float32)
+    device.convolve[grid](
+        dz, weight, total, lower, index, out, total, images,
+        0, dz.stride(0), out.stride(0), lower.stride(0),
+        H, W, outputs, inputs, activation, index is not None, True, False, "tf32",
+        block, tiles, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return out, total.sum(1)
+
+
+def _weight_gradient_by_kernel(x: Tensor, dz: Tensor, out: Tensor) -> None:
+    from sottovoce.kernels.device import convolution as device
+
+    replicas, images, H, W, inputs = x.shape
+    outputs = dz.shape[-1]
+    single = x.dtype == torch.float32
+    device.weight_gradient[(3, replicas)](
+        x, dz, out, images, x.stride(0), dz.stride(0), out.stride(0),
+        H, W, inputs, outputs, outputs < 64, "tf32", 32 if single else 64,
+        num_warps=4, num_stages=2 if single else 3,
+    )  # fmt: skip
+
+
+def _first_weight_gradient_by_kernel(x: Tensor, dz: Tensor, out: Tensor) -> None:
+    from sottovoce.kernels.device import convolution as device
+
+    replicas, images, inputs, H, W = x.shape
+    outputs, taps, parts = dz.shape[-1], _taps(inputs), 4
+    partial = x.new_empty(replicas, parts, outputs, taps, dtype=torch.float32)
+    device.first_weight_gradient[(parts, replicas)](
+        x, dz, partial, images, x.stride(0), dz.stride(0),
+        H, W, inputs, outputs, taps, "tf32", 128, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    out.copy_(partial.sum(1)[..., : 9 * inputs].unflatten(-1, (inputs, 3, 3)))
+
+
+def _unflatten_by_kernel(
+    gradient: Tensor, outputs: Tensor, index: Tensor | None, activation: str
+) -> tuple[Tensor, Tensor]:
+    from sottovoce.kernels.device import convolution as device
+
+    replicas, images, channels, H, W = outputs.shape
+    wide = 1 if index is None else 2
+    dz = outputs.new_empty(replicas, images, wide * H, wide * W, channels)
+    grid = (_ceil(images * H * W, 64), replicas)
+    total = outputs.new_empty(replicas, grid[0], channels, dtype=torch.float32)
+    device.unpool[grid](
+        gradient, outputs, index, dz, total, images,
+        H, W, channels, activation, index is not None, 64, num_warps=4,
+    )  # fmt: skip
+    return dz, total.sum(1)
+
+
+def _outer_by_kernel(left: Tensor, right: Tensor, out: Tensor) -> None:
+    from sottovoce.kernels.device import convolution as device
+
+    replicas, samples, n = left.shape
+    k = right.shape[-1]
+    block_n, block_k = 128 if n > 64 else 64, 128 if k > 64 else 64
+    grid = (_ceil(n, block_n) * _ceil(k, block_k), replicas)
+    device.outer[grid](
+        left, right, out, samples, out.stride(0), n, k, "tf32",
+        block_n, block_k, 64 if left.dtype != torch.float32 else 32, num_warps=4, num_stages=2,
+    )  # fmt: skip
+
+
+def _tiling(inputs: int, outputs: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
+    """Windows at once, blocks of them in a program, warps and pipeline stages."""
+    return 64, 4, 4, 1
+
+
+def _taps(inputs: int) -> int:
+    """A power of two that holds all taps; the matrix unit needs 16."""
+    return max(16, 1 << (9 * inputs - 1).bit_length())
+
+
+def _ceil(count: int, size: int) -> int:
+    return -(-count // size)

@@ -1,0 +1,1 @@
+"""Triton code: imports Triton, so it is imported only where a kernel is launched."""

@@ -1,0 +1,456 @@
+"""Triton kernels of 3x3 "same" convolutions with weights of every replica's own.
+
+Images lie channels-last; a program computes 2x2 windows of outputs, four accumulators at once, so
+that 16 loads of shifted inputs serve 36 matrix products and a max pool needs no second pass.
+Patches are never stored.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def activate(z, KIND: tl.constexpr):
+    """The activation by name; "" is the identity."""
+    if KIND == "sigmoid":
+        return 1.0 / (1.0 + tl.exp(-z))
+    elif KIND == "relu":
+        return tl.maximum(z, 0.0)
+    elif KIND == "tanh":
+        return 2.0 / (1.0 + tl.exp(-2.0 * z)) - 1.0
+    else:
+        return z
+
+
+@triton.jit
+def slope(a, KIND: tl.constexpr):
+    """The activation's derivative, from its output `a`."""
+    if KIND == "sigmoid":
+        return a * (1.0 - a)
+    elif KIND == "relu":
+        return tl.where(a > 0.0, 1.0, 0.0)
+    elif KIND == "tanh":
+        return 1.0 - a * a
+    else:
+        return a * 0.0 + 1.0
+
+
+@triton.jit
+def _windows(first, count, H: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr):
+    """Image, row and column of the top left output of each 2x2 window, and which windows exist."""
+    m = first + tl.arange(0, BLOCK)
+    image = m // ((H // 2) * (W // 2))
+    rest = m % ((H // 2) * (W // 2))
+    return image, 2 * (rest // (W // 2)), 2 * (rest % (W // 2)), m < count
+
+
+@triton.jit
+def _store_pooled(
+    acc00, acc01, acc10, acc11, bias, out, index, image, y, x, inside,
+    H: tl.constexpr, W: tl.constexpr, COUT: tl.constexpr, ACT: tl.constexpr, FLAT: tl.constexpr,
+):  # fmt: skip
+    """Largest of each window, its place (0 to 3) beside it; FLAT stores channels outermost."""
+    best = acc00
+    place = tl.zeros_like(acc00).to(tl.int32)
+    place = tl.where(acc01 > best, 1, place)
+    best = tl.maximum(acc01, best)
+    place = tl.where(acc10 > best, 2, place)
+    best = tl.maximum(acc10, best)
+    place = tl.where(acc11 > best, 3, place)
+    best = tl.maximum(acc11, best)
+    a = activate(best + bias[None, :], ACT)
+    channel = tl.arange(0, COUT)
+    pixel = (y // 2) * (W // 2) + x // 2
+    area: tl.constexpr = (H // 2) * (W // 2)
+    if FLAT:
+        at = (image * (area * COUT) + pixel)[:, None] + channel[None, :] * area
+    else:
+        at = ((image * area + pixel) * COUT)[:, None] + channel[None, :]
+    tl.store(out + at, a.to(out.dtype.element_ty), mask=inside[:, None])
+    tl.store(index + at, place.to(tl.uint8), mask=inside[:, None])
+
+
+@triton.jit
+def _store_window(
+    acc00, acc01, acc10, acc11, bias, out, image, y, x, inside,
+    H: tl.constexpr, W: tl.constexpr, COUT: tl.constexpr, ACT: tl.constexpr, FLAT: tl.constexpr,
+):  # fmt: skip
+    channel = tl.arange(0, COUT)
+    for part in tl.static_range(4):
+        acc = acc00 if part == 0 else acc01 if part == 1 else acc10 if part == 2 else acc11
+        a = activate(acc + bias[None, :], ACT)
+        pixel = (y + part // 2) * W + x + part % 2
+        if FLAT:
+            at = (image * (H * W * COUT) + pixel)[:, None] + channel[None, :] * (H * W)
+        else:
+            at = ((image * (H * W) + pixel) * COUT)[:, None] + channel[None, :]
+        tl.store(out + at, a.to(out.dtype.element_ty), mask=inside[:, None])
+
+
+@triton.jit
+def _store_slope(
+    acc00, acc01, acc10, acc11, lower, out, image, y, x, inside,
+    H: tl.constexpr, W: tl.constexpr, COUT: tl.constexpr, ACT: tl.constexpr,
+):  # fmt: skip
+    """Gradients with respect to the lower layer's sums; returns their total by channel."""
+    channel = tl.arange(0, COUT)
+    total = tl.zeros([COUT], tl.float32)
+    for part in tl.static_range(4):
+        acc = acc00 if part == 0 else acc01 if part == 1 else acc10 if part == 2 else acc11
+        pixel = (y + part // 2) * W + x + part % 2
+        at = ((image * (H * W) + pixel) * COUT)[:, None] + channel[None, :]
+        a = tl.load(lower + at, mask=inside[:, None], other=0.0).to(tl.float32)
+        g = tl.where(inside[:, None], acc * slope(a, ACT), 0.0)
+        tl.store(out + at, g.to(out.dtype.element_ty), mask=inside[:, None])
+        total += tl.sum(g, 0)
+    return total
+
+
+@triton.jit
+def _store_unpooled(
+    acc00, acc01, acc10, acc11, lower, index, out, image, y, x, inside,
+    H: tl.constexpr, W: tl.constexpr, COUT: tl.constexpr, ACT: tl.constexpr,
+):  # fmt: skip
+    """As `_store_slope` where the lower layer ends in a max pool: its map is (2H, 2W)."""
+    channel = tl.arange(0, COUT)
+    total = tl.zeros([COUT], tl.float32)
+    for part in tl.static_range(4):
+        acc = acc00 if part == 0 else acc01 if part == 1 else acc10 if part == 2 else acc11
+        row = y + part // 2
+        column = x + part % 2
+        at = ((image * (H * W) + row * W + column) * COUT)[:, None] + channel[None, :]
+        a = tl.load(lower + at, mask=inside[:, None], other=0.0).to(tl.float32)
+        place = tl.load(index + at, mask=inside[:, None], other=0).to(tl.int32)
+        g = tl.where(inside[:, None], acc * slope(a, ACT), 0.0)
+        total += tl.sum(g, 0)
+        wide = (image * (4 * H * W) + 4 * row * W + 2 * column) * COUT
+        for to in tl.static_range(4):
+            offset = ((to // 2) * 2 * W + to % 2) * COUT
+            value = tl.where(place == to, g, 0.0).to(out.dtype.element_ty)
+            tl.store(out + wide[:, None] + offset + channel[None, :], value, mask=inside[:, None])
+    return total
+
+
+@triton.jit
+def convolve(
+    x, weight, bias, lower, index, out, total, images,
+    bias_stride, x_stride, out_stride, lower_stride,
+    H: tl.constexpr, W: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr,
+    ACT: tl.constexpr, POOL: tl.constexpr, BACKWARD: tl.constexpr, FLAT: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """A convolution and what follows it: grid (blocks of windows, replicas).
+
+    weight: (replicas, 9, CIN, COUT). Forward: bias, activation, max pool if POOL, whose places go
+    to `index`. Backward (weights flipped and transposed by the caller): times the slope of the
+    lower layer's outputs `lower`, spread over its pool's windows if POOL; the sum over pixels goes
+    to `total` (replicas, programs, COUT).
+    """
+    replica = tl.program_id(1).to(tl.int64)
+    x += replica * x_stride
+    out += replica * out_stride
+    weight += replica * (9 * CIN * COUT)
+    row = tl.arange(0, CIN)
+    column = tl.arange(0, COUT)
+    tile = weight + row[:, None] * COUT + column[None, :]
+    w0 = tl.load(tile)
+    w1 = tl.load(tile + CIN * COUT)
+    w2 = tl.load(tile + 2 * CIN * COUT)
+    w3 = tl.load(tile + 3 * CIN * COUT)
+    w4 = tl.load(tile + 4 * CIN * COUT)
+    w5 = tl.load(tile + 5 * CIN * COUT)
+    w6 = tl.load(tile + 6 * CIN * COUT)
+    w7 = tl.load(tile + 7 * CIN * COUT)
+    w8 = tl.load(tile + 8 * CIN * COUT)
+    w = (w0, w1, w2, w3, w4, w5, w6, w7, w8)
+    if BACKWARD:
+        lower += replica * lower_stride
+        if POOL:
+            index += replica * lower_stride
+        summed = tl.zeros([COUT], tl.float32)
+    else:
+        shift = tl.load(bias + replica * bias_stride + column).to(tl.float32)
+        if POOL:
+            index += replica * out_stride
+    count = images * ((H // 2) * (W // 2))
+    for step in range(TILES):
+        first = (tl.program_id(0) * TILES + step) * BLOCK
+        image, y, xx, inside = _windows(first, count, H, W, BLOCK)
+        corner = ((image * H + y - 1) * W + xx - 1) * CIN
+        acc00 = tl.zeros([BLOCK, COUT], tl.float32)
+        acc01 = tl.zeros([BLOCK, COUT], tl.float32)
+        acc10 = tl.zeros([BLOCK, COUT], tl.float32)
+        acc11 = tl.zeros([BLOCK, COUT], tl.float32)
+        for u in tl.static_range(4):
+            for v in tl.static_range(4):
+                there = inside
+                if u == 0:
+                    there = there & (y > 0)
+                if u == 3:
+                    there = there & (y < H - 2)
+                if v == 0:
+                    there = there & (xx > 0)
+                if v == 3:
+                    there = there & (xx < W - 2)
+                a = tl.load(
+                    x + corner[:, None] + ((u * W + v) * CIN) + row[None, :],
+                    mask=there[:, None],
+                    other=0.0,
+                )
+                if u < 3 and v < 3:
+                    acc00 = tl.dot(a, w[u * 3 + v], acc00, input_precision=PRECISION)
+                if u < 3 and v > 0:
+                    acc01 = tl.dot(a, w[u * 3 + v - 1], acc01, input_precision=PRECISION)
+                if u > 0 and v < 3:
+                    acc10 = tl.dot(a, w[u * 3 + v - 3], acc10, input_precision=PRECISION)
+                if u > 0 and v > 0:
+                    acc11 = tl.dot(a, w[u * 3 + v - 4], acc11, input_precision=PRECISION)
+        if BACKWARD:
+            if POOL:
+                summed += _store_unpooled(
+                    acc00, acc01, acc10, acc11, lower, index, out, image, y, xx, inside,
+                    H, W, COUT, ACT,
+                )  # fmt: skip
+            else:
+                summed += _store_slope(
+                    acc00, acc01, acc10, acc11, lower, out, image, y, xx, inside, H, W, COUT, ACT
+                )
+        elif POOL:
+            _store_pooled(
+                acc00, acc01, acc10, acc11, shift, out, index, image, y, xx, inside,
+                H, W, COUT, ACT, FLAT,
+            )  # fmt: skip
+        else:
+            _store_window(
+                acc00, acc01, acc10, acc11, shift, out, image, y, xx, inside, H, W, COUT, ACT, FLAT
+            )
+    if BACKWARD:
+        at = replica * tl.num_programs(0) + tl.program_id(0)
+        tl.store(total + at * COUT + column, summed)
+
+
+@triton.jit
+def convolve_first(
+    x, weight, bias, index, out, images, weight_stride, bias_stride, x_stride, out_stride,
+    H: tl.constexpr, W: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr, TAPS: tl.constexpr,
+    ACT: tl.constexpr, POOL: tl.constexpr, FLAT: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The first layer, whose few channels lie outermost: all taps are one padded product.
+
+    x: (replicas, images, CIN, H, W); weight: torch's own order (COUT, CIN, 3, 3), float32.
+    """
+    replica = tl.program_id(1).to(tl.int64)
+    x += replica * x_stride
+    out += replica * out_stride
+    if POOL:
+        index += replica * out_stride
+    tap = tl.arange(0, TAPS)
+    column = tl.arange(0, COUT)
+    used = tap < 9 * CIN
+    at = replica * weight_stride + column[None, :] * (9 * CIN) + tap[:, None]
+    w = tl.load(weight + at, mask=used[:, None], other=0.0).to(x.dtype.element_ty)
+    shift = tl.load(bias + replica * bias_stride + column).to(tl.float32)
+    image, y, xx, inside = _windows(
+        tl.program_id(0) * BLOCK, images * ((H // 2) * (W // 2)), H, W, BLOCK
+    )
+    zero = tl.zeros([BLOCK, COUT], tl.float32)
+    acc00 = tl.dot(_patch(x, image, y, xx, inside, tap, used, H, W, CIN), w, zero,
+                   input_precision=PRECISION)  # fmt: skip
+    acc01 = tl.dot(_patch(x, image, y, xx + 1, inside, tap, used, H, W, CIN), w, zero,
+                   input_precision=PRECISION)  # fmt: skip
+    acc10 = tl.dot(_patch(x, image, y + 1, xx, inside, tap, used, H, W, CIN), w, zero,
+                   input_precision=PRECISION)  # fmt: skip
+    acc11 = tl.dot(_patch(x, image, y + 1, xx + 1, inside, tap, used, H, W, CIN), w, zero,
+                   input_precision=PRECISION)  # fmt: skip
+    if POOL:
+        _store_pooled(
+            acc00, acc01, acc10, acc11, shift, out, index, image, y, xx, inside,
+            H, W, COUT, ACT, FLAT,
+        )  # fmt: skip
+    else:
+        _store_window(
+            acc00, acc01, acc10, acc11, shift, out, image, y, xx, inside, H, W, COUT, ACT, FLAT
+        )
+
+
+@triton.jit
+def _patch(x, image, y, xx, inside, tap, used, H: tl.constexpr, W: tl.constexpr, CIN: tl.constexpr):
+    """The 3x3 neighbourhoods of pixels as rows (pixels, TAPS), zero beyond the border."""
+    row = y[:, None] + ((tap % 9) // 3 - 1)[None, :]
+    column = xx[:, None] + (tap % 3 - 1)[None, :]
+    there = inside[:, None] & used[None, :] & (row >= 0) & (row < H) & (column >= 0) & (column < W)
+    at = (image[:, None] * CIN + (tap // 9)[None, :]) * (H * W) + row * W + column
+    return tl.load(x + at, mask=there, other=0.0)
+
+
+@triton.jit
+def weight_gradient(
+    x, dz, grad, images, x_stride, dz_stride, grad_stride,
+    H: tl.constexpr, W: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """dW[o, i, dy, dx] = Σ dz[y, x, o] input[y + dy - 1, x + dx - 1, i]: grid (3, replicas).
+
+    A program computes the three taps of one dy from pairs of horizontal neighbours: four inputs
+    serve two outputs. WIDE takes both outputs as one product of 2 COUT rows, which fills the matrix
+    unit where COUT is 32; two of its eight blocks are not needed.
+    """
+    dy = tl.program_id(0)
+    replica = tl.program_id(1).to(tl.int64)
+    x += replica * x_stride
+    dz += replica * dz_stride
+    ci = tl.arange(0, CIN)
+    co = tl.arange(0, COUT)
+    both = tl.arange(0, 2 * COUT)
+    ROWS: tl.constexpr = 2 * COUT if WIDE else COUT
+    acc0 = tl.zeros([ROWS, CIN], tl.float32)
+    acc1 = tl.zeros([ROWS, CIN], tl.float32)
+    acc2 = tl.zeros([ROWS, CIN], tl.float32)
+    acc3 = tl.zeros([ROWS, CIN], tl.float32)
+    count = images * (H * W // 2)
+    for first in range(0, count, BLOCK):
+        m = first + tl.arange(0, BLOCK)
+        y = (m // (W // 2)) % H
+        left = 2 * (m % (W // 2))
+        inside = m < count
+        there = inside & (y + dy > 0) & (y + dy <= H)
+        corner = (2 * m + (dy - 1) * W - 1) * CIN
+        at = x + corner[:, None] + ci[None, :]
+        a0 = tl.load(at, mask=(there & (left > 0))[:, None], other=0.0)
+        a1 = tl.load(at + CIN, mask=there[:, None], other=0.0)
+        a2 = tl.load(at + 2 * CIN, mask=there[:, None], other=0.0)
+        a3 = tl.load(at + 3 * CIN, mask=(there & (left < W - 2))[:, None], other=0.0)
+        if WIDE:
+            d = tl.load(
+                dz + (2 * m * COUT)[:, None] + both[None, :], mask=inside[:, None], other=0.0
+            )
+            dt = tl.trans(d)
+            acc0 = tl.dot(dt, a0, acc0, input_precision=PRECISION)
+            acc1 = tl.dot(dt, a1, acc1, input_precision=PRECISION)
+            acc2 = tl.dot(dt, a2, acc2, input_precision=PRECISION)
+            acc3 = tl.dot(dt, a3, acc3, input_precision=PRECISION)
+        else:
+            from_ = dz + (2 * m * COUT)[:, None] + co[None, :]
+            d0 = tl.trans(tl.load(from_, mask=inside[:, None], other=0.0))
+            d1 = tl.trans(tl.load(from_ + COUT, mask=inside[:, None], other=0.0))
+            acc0 = tl.dot(d0, a0, acc0, input_precision=PRECISION)
+            acc1 = tl.dot(d0, a1, acc1, input_precision=PRECISION)
+            acc2 = tl.dot(d0, a2, acc2, input_precision=PRECISION)
+            acc0 = tl.dot(d1, a1, acc0, input_precision=PRECISION)
+            acc1 = tl.dot(d1, a2, acc1, input_precision=PRECISION)
+            acc2 = tl.dot(d1, a3, acc2, input_precision=PRECISION)
+    if WIDE:
+        left0, _ = _halves(acc0, COUT, CIN)
+        left1, right1 = _halves(acc1, COUT, CIN)
+        left2, right2 = _halves(acc2, COUT, CIN)
+        _, right3 = _halves(acc3, COUT, CIN)
+        acc0 = left0 + right1
+        acc1 = left1 + right2
+        acc2 = left2 + right3
+    grad += replica * grad_stride + dy * 3
+    to = grad + co[:, None] * (9 * CIN) + ci[None, :] * 9
+    tl.store(to, acc0)
+    tl.store(to + 1, acc1)
+    tl.store(to + 2, acc2)
+
+
+@triton.jit
+def _halves(acc, COUT: tl.constexpr, CIN: tl.constexpr):
+    """The rows of the left and of the right output of a pair."""
+    return tl.split(tl.permute(tl.reshape(acc, [2, COUT, CIN]), [1, 2, 0]))
+
+
+@triton.jit
+def first_weight_gradient(
+    x, dz, partial, images, x_stride, dz_stride,
+    H: tl.constexpr, W: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr, TAPS: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The first layer's weight gradient, (replicas, parts, COUT, TAPS): grid (parts, replicas)."""
+    part = tl.program_id(0)
+    parts = tl.num_programs(0)
+    replica = tl.program_id(1).to(tl.int64)
+    x += replica * x_stride
+    dz += replica * dz_stride
+    tap = tl.arange(0, TAPS)
+    co = tl.arange(0, COUT)
+    used = tap < 9 * CIN
+    acc = tl.zeros([COUT, TAPS], tl.float32)
+    count = images * (H * W)
+    for first in range(part * BLOCK, count, parts * BLOCK):
+        m = first + tl.arange(0, BLOCK)
+        inside = m < count
+        image = m // (H * W)
+        y = (m % (H * W)) // W
+        a = _patch(x, image, y, m % W, inside, tap, used, H, W, CIN)
+        d = tl.load(dz + (m * COUT)[:, None] + co[None, :], mask=inside[:, None], other=0.0)
+        acc = tl.dot(tl.trans(d), a, acc, input_precision=PRECISION)
+    at = ((replica * parts + part) * COUT + co[:, None]) * TAPS + tap[None, :]
+    tl.store(partial + at, acc)
+
+
+@triton.jit
+def unpool(
+    gradient, outputs, index, dz, total, images,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, ACT: tl.constexpr, POOL: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """From gradients of flattened outputs (images, C, H, W) to those of the sums below them.
+
+    dz: channels last, (images, 2H, 2W, C) behind a max pool; total: sums over pixels,
+    (replicas, programs, C). Grid (blocks of pixels, replicas).
+    """
+    replica = tl.program_id(1).to(tl.int64)
+    m = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = (m < images * (H * W))[:, None]
+    channel = tl.arange(0, C)
+    image = m // (H * W)
+    pixel = m % (H * W)
+    start = replica * images * (H * W * C)
+    at = start + (image * (H * W * C) + pixel)[:, None] + channel[None, :] * (H * W)
+    a = tl.load(outputs + at, mask=inside, other=0.0).to(tl.float32)
+    g = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32) * slope(a, ACT)
+    g = tl.where(inside, g, 0.0)
+    if POOL:
+        place = tl.load(index + at, mask=inside, other=0).to(tl.int32)
+        row = 2 * (pixel // W)
+        column = 2 * (pixel % W)
+        wide = 4 * start + ((image * (4 * H * W) + row * (2 * W) + column) * C)[:, None]
+        for to in tl.static_range(4):
+            offset = ((to // 2) * 2 * W + to % 2) * C
+            value = tl.where(place == to, g, 0.0).to(dz.dtype.element_ty)
+            tl.store(dz + wide + offset + channel[None, :], value, mask=inside)
+    else:
+        to = start + (m * C)[:, None] + channel[None, :]
+        tl.store(dz + to, g.to(dz.dtype.element_ty), mask=inside)
+    at = replica * tl.num_programs(0) + tl.program_id(0)
+    tl.store(total + at * C + channel, tl.sum(g, 0))
+
+
+@triton.jit
+def outer(
+    left, right, out, samples, out_stride,
+    N: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A dense layer's weight gradient, out = leftᵀ right: grid (tiles, replicas).
+
+    left: (replicas, samples, N); right: (replicas, samples, K); out: rows of N x K float32 numbers
+    that begin `out_stride` apart.
+    """
+    replica = tl.program_id(1).to(tl.int64)
+    across: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    n = (tl.program_id(0) // across) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = (tl.program_id(0) % across) * BLOCK_K + tl.arange(0, BLOCK_K)
+    left += replica * samples * N
+    right += replica * samples * K
+    acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    for first in range(0, samples, BLOCK):
+        s = first + tl.arange(0, BLOCK)
+        inside = (s < samples)[:, None]
+        a = tl.load(left + s[:, None] * N + n[None, :], mask=inside & (n < N)[None, :], other=0.0)
+        b = tl.load(right + s[:, None] * K + k[None, :], mask=inside & (k < K)[None, :], other=0.0)
+        acc = tl.dot(tl.trans(a), b, acc, input_precision=PRECISION)
+    to = out + replica * out_stride + n[:, None] * K + k[None, :]
+    tl.store(to, acc, mask=(n < N)[:, None] & (k < K)[None, :])

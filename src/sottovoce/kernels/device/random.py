@@ -1,0 +1,49 @@
+"""Triton kernels that draw numbers of a counter-based generator (Philox 4x32, ten rounds).
+
+Number i of a row of n float32 numbers is word i // q of the block with counter
+(i mod q, agent, run, round), q = ceil(n / 4): a program draws neighbouring blocks, and each of
+their four words belongs to neighbouring numbers.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def to_uniform(word):
+    """A number in [0, 1): the word's upper 23 bits behind the point."""
+    return (word >> 9).to(tl.float32) * 1.1920928955078125e-07
+
+
+@triton.jit
+def blocks(key, block, agent, run, round):
+    """Four random words for each counter."""
+    zero = block * 0
+    return tl.philox(key, block.to(tl.uint32), (zero + agent).to(tl.uint32),
+                     (zero + run).to(tl.uint32), (zero + round).to(tl.uint32))  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["key", "round", "first_run", "first_agent"])
+def fill(
+    out, key, round, first_run, first_agent, count, stored,
+    AGENTS: tl.constexpr, DOUBLE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Rows of `count` uniform numbers: grid (runs x agents, blocks of counters)."""
+    row = tl.program_id(0)
+    block = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    agent = first_agent + row % AGENTS
+    w0, w1, w2, w3 = blocks(key, block, agent, first_run + row // AGENTS, round)
+    out += row.to(tl.int64) * count
+    there = block < stored
+    if DOUBLE:
+        high = ((w0.to(tl.uint64) << 32) | w1.to(tl.uint64)) >> 12
+        low = ((w2.to(tl.uint64) << 32) | w3.to(tl.uint64)) >> 12
+        tl.store(out + block, high.to(tl.float64) * 2.220446049250313e-16, mask=there)
+        second = block + stored
+        tl.store(out + second, low.to(tl.float64) * 2.220446049250313e-16,
+                 mask=there & (second < count))  # fmt: skip
+    else:
+        for lane in tl.static_range(4):
+            word = w0 if lane == 0 else w1 if lane == 1 else w2 if lane == 2 else w3
+            at = block + lane * stored
+            tl.store(out + at, to_uniform(word), mask=there & (at < count))
