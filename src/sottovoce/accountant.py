@@ -13,11 +13,16 @@ and over T rounds μ² = Σ_kl |P_kl| c_k c_l with c_k = C Λ_max^k and P the pr
 entries, and an upper bound where it has some. Noise is independent at every coordinate, so that
 norms of whole gradients may stand in place of |u_k|.
 
-Two kinds of side knowledge are accounted for, and they mean different things.
+Kinds of side knowledge are told apart, because they mean different things.
 
 `nothing_else`: the adversary knows nothing about any step. The multiplier is the posterior
 deviation of the step. It says how well the best attack does that has no idea of the gradients; it
 is NOT differential privacy, because whoever can guess other steps does better.
+
+`size_known`, where a size τ is given: the adversary knows that entries of gradients are Gaussian of
+deviation τ, independent from round to round. Where τ is below the noise, steps of other rounds are
+small beside it and hide little, so that averaging over rounds helps: the multiplier is that of the
+noise on one gradient that would tell as much, (1/sd² - 1/τ²)^(-1/2). No guarantee either.
 
 `all_else`: the adversary knows every step but the accounted ones, all starting points (private
 jitter included) and all other agents' data. For T rounds, where `guaranteed`, this is (ε, δ)-
@@ -33,7 +38,7 @@ sees less. The figure for one round presumes that all other steps are the same e
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,7 +130,13 @@ class AgentAccount:
     least_sd: float | None
     sum_sd: float | None
     nothing_else: Protection
+    size_known: Protection | None
     all_else: Protection
+
+    def protections(self) -> dict[str, Protection]:
+        """What protects the agent, by what else the adversary knows, in words."""
+        size = {} if self.size_known is None else {"gradients' size": self.size_known}
+        return {"nothing else": self.nothing_else, **size, "all else": self.all_else}
 
 
 @dataclass(frozen=True)
@@ -141,14 +152,15 @@ class Account:
     start: Start
     clip: float
     delta: float
+    gradient: float | None
     agents: list[AgentAccount]
 
     def alike(self) -> list[list[AgentAccount]]:
         """The agents by what protects them: those of one list differ in their number alone."""
         found: dict[str, list[AgentAccount]] = {}
         for one in self.agents:
-            figures = (one.nothing_else, one.all_else)
-            key = [[_short(v) for v in (*p.multiplier, *_mus(p))] for p in figures]
+            kinds = one.protections().values()
+            key = [[_short(v) for v in (*p.multiplier, p.round_mu, p.total_mu)] for p in kinds]
             found.setdefault(f"{key} {one.all_links_seen} {one.exposed}", []).append(one)
         return list(found.values())
 
@@ -200,26 +212,24 @@ class Account:
         write_json(path, self.describe())
 
     def chart(self) -> alt.LayerChart:
-        """The effective noise multiplier against the round."""
+        """The effective noise multiplier against the round; undetermined steps leave gaps."""
         from sottovoce.charts import Series, line_chart
 
         rounds = list(range(1, self.rounds + 1))
         series = []
         for alike in self.alike():
-            names = ", ".join(str(one.agent) for one in alike[:6]) + ", ..." * (len(alike) > 6)
-            for label, known, dashed in (
-                ("nothing else known", alike[0].nothing_else, False),
-                ("all else known", alike[0].all_else, True),
-            ):
+            names = _names(alike[:6]) + ", ..." * (len(alike) > 6)
+            for label, known in alike[0].protections().items():
                 values = [math.nan if m is None else m for m in known.multiplier]
-                series.append(Series(f"agent {names}, {label}", rounds, values, dashed=dashed))
+                dashed = known is alike[0].all_else
+                series.append(Series(f"{names}; known: {label}", rounds, values, dashed=dashed))
         return line_chart(
             series,
             title=f"What is left of the noise against {self.adversary}",
             subtitle=f"{self.algorithm} on {self.graph}, stepsize {self.stepsize}",
             x_title="round k",
             y_title="noise per unit of gradient",
-            log_y=True,
+            log_y=all(value != 0 for one in series for value in one.y),
         )
 
 
@@ -233,11 +243,12 @@ def account(
     clip: float = 1.0,
     delta: float = 1e-5,
     start: Start = "known",
+    gradient: float | None = None,
 ) -> Account:
     """Account for every agent that the adversary does not hold.
 
     clip: the largest norm C of a gradient; start: what is known of the starting points, see
-    `LinearView`.
+    `LinearView`; gradient: the size τ of a gradient's entries, for an adversary that knows it.
     """
     if rounds < 1 or not 0 < clip < math.inf:
         raise PrivacyError(
@@ -245,11 +256,21 @@ def account(
         )
     stepsize = stepsize or algorithm.default_stepsize
     view = LinearView.against(graph, algorithm, stepsize, rounds, adversary, start=start)
+    sized_view = None
+    if gradient is not None:
+        if not 0 < gradient < math.inf:
+            raise PrivacyError(f"the size of gradients is {gradient}; it must be positive")
+        sized_view = LinearView.against(
+            graph, algorithm, stepsize, rounds, adversary, start=start, prior=gradient
+        )
     targets = adversary.targets(graph)
     agents = []
     for agent in targets:
         blind, sighted = view.posterior(agent), view.given_all_else(agent)
         mean = view.stepsizes[:, agent]
+        sized = None
+        if sized_view is not None and gradient is not None:
+            sized = _without_prior(sized_view.posterior(agent), gradient * mean)
         largest = np.array([_largest_stepsize(stepsize, k, agent) for k in view.rounds])
         alone = view.group(agent) == [agent]
         exposed = [k for k, sd in zip(blind.rounds, blind.sd, strict=True) if sd == 0]
@@ -264,6 +285,7 @@ def account(
                 _finite(blind.sd.min()),
                 _sum_sd(blind),
                 _protection(blind, mean, clip * largest, delta),
+                None if sized is None else _protection(sized, mean, clip * largest, delta),
                 _protection(sighted, mean, clip * largest, delta),
             )
         )
@@ -277,6 +299,7 @@ def account(
         start,
         clip,
         delta,
+        gradient,
         agents,
     )
 
@@ -294,6 +317,15 @@ def _protection(posterior: Posterior, mean: Array, change: Array, delta: float) 
         _finite(total),
         _finite(gaussian_epsilon(total, delta)),
     )
+
+
+def _without_prior(posterior: Posterior, prior: Array) -> Posterior:
+    """What the messages alone say, the prior deviations of the steps taken out again."""
+    with np.errstate(divide="ignore"):
+        gained = np.maximum(1 / posterior.sd**2 - 1 / prior**2, 0.0)
+        sd = np.where(posterior.sd < (1 - 1e-9) * prior, 1 / np.sqrt(gained), np.inf)
+    precision = posterior.precision - np.diag(1 / prior**2)
+    return Posterior(posterior.rounds, sd, precision, posterior.exact)
 
 
 def _largest_stepsize(stepsize: Stepsize, round: int, agent: int) -> float:
@@ -319,15 +351,11 @@ def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _mus(protection: Protection) -> Sequence[float | None]:
-    return (protection.round_mu, protection.total_mu)
-
-
 def _short(value: float | None) -> str:
     return "inf" if value is None else f"{value:.6g}"
 
 
-def _names(agents: Any) -> str:
+def _names(agents: Iterable[AgentAccount]) -> str:
     """The numbers of agents as words, "" for none."""
     numbers = [str(one.agent) for one in agents]
     return ("agent " if len(numbers) == 1 else "agents ") * bool(numbers) + ", ".join(numbers)

@@ -165,7 +165,7 @@ class Group:
         combinations free of them, (entries, entries) each.
         """
         covariance = self.noise_covariance
-        steps = self.on_steps.reshape(self.scale.size, -1)
+        steps = self.on_steps.reshape(self.scale.size, self.means.size)
         flat = [np.zeros((self.scale.size, 0))]
         if self.start == "unknown":
             flat.append(self.on_start)

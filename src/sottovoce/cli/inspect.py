@@ -131,6 +131,9 @@ def bound(
     ] = "known",
     clip: Annotated[float, typer.Option(help="The largest norm of a gradient.")] = 1.0,
     delta: Annotated[float, typer.Option(help="The δ of differential privacy.")] = 1e-5,
+    gradient: Annotated[
+        float | None, typer.Option(help="Size of a gradient's entries that the adversary knows.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for the account's data and chart.")
     ] = None,
@@ -151,6 +154,7 @@ def bound(
             clip=clip,
             delta=delta,
             start=_start(start),
+            gradient=gradient,
         )
         _show_account(found_account, out, as_json)
         return
@@ -197,10 +201,7 @@ def _show_account(found: Account, out: Path | None, as_json: bool) -> None:
     else:
         rows = []
         for alike in found.alike():
-            for knows, kept in (
-                ("nothing else", alike[0].nothing_else),
-                ("all else", alike[0].all_else),
-            ):
+            for knows, kept in alike[0].protections().items():
                 rows.append(
                     (
                         ", ".join(str(one.agent) for one in alike),
@@ -226,16 +227,18 @@ def _show_account(found: Account, out: Path | None, as_json: bool) -> None:
         for finding in found.findings():
             answers.print(f"- {finding}", markup=False, soft_wrap=True)
         answers.print(
-            "- ε with nothing else known is no guarantee of privacy: whoever can guess other steps "
-            "does better.",
+            "- Only ε with all else known can be a guarantee: whoever can guess other steps does "
+            "better than with nothing else known.",
             soft_wrap=True,
         )
     if out is not None:
         from sottovoce.charts import save_chart
 
-        found.save(out / "account.json")
-        written = save_chart(found.chart(), out / "account").values()
-        print_written([out / "account.json", *written])
+        written = [out / "account.json"]
+        found.save(written[0])
+        if any(one.nothing_else.least is not None for one in found.agents):
+            written += save_chart(found.chart(), out / "account").values()
+        print_written(written)
 
 
 def _number(value: float | None) -> str:
