@@ -1,16 +1,20 @@
 """What a round costs beside a bare exchange of the same bytes: `make bench-exchange`.
 
-    torchrun --standalone --nproc-per-node 4 benchmarks/exchange.py
+    torchrun --standalone --nproc-per-node 4 benchmarks/exchange.py --threads 1 2
 
 Bare and real rounds take turns, so that both meet the same load; medians over the slowest agent of
-each round are compared.
+each round are compared. Both are bound by the processor on loopback, so the cores decide: with two
+cores or more for each process, one thread computes while another moves bytes.
 """
 
 import argparse
 import json
+import os
+import platform
 import statistics
 import time
 import warnings
+from itertools import product
 
 import torch
 import torch.distributed as dist
@@ -22,14 +26,15 @@ from sottovoce import (
     PDSGD,
     Algorithm,
     Deterministic,
+    Graph,
     NoisyDSGD,
     Power,
     Stepsize,
     Uniform,
     ring,
 )
+from sottovoce.distributed import frames
 
-warnings.simplefilter("ignore")
 SCHEDULE = Power(1e-3, 0.0)
 ROUNDS: dict[str, tuple[Algorithm, Stepsize]] = {
     "dsgd": (DSGD(), Stepsize(SCHEDULE, Deterministic())),
@@ -37,21 +42,21 @@ ROUNDS: dict[str, tuple[Algorithm, Stepsize]] = {
     "pdsgd, one stepsize a coordinate": (PDSGD(), Stepsize(SCHEDULE, Uniform())),
     "noisy-dsgd": (NoisyDSGD(1e-3), Stepsize(SCHEDULE, Deterministic())),
 }
+WARM_UP = 3
 
 
-def bare_exchange(neighbours: list[int], size: int) -> None:
+class Bare:
     """The primitive alone, in buffers of its own that are used again."""
-    if size not in BUFFERS:
-        out = {i: torch.ones(size, dtype=torch.uint8) for i in neighbours}
-        into = {j: torch.zeros(size, dtype=torch.uint8) for j in neighbours}
-        BUFFERS[size] = [dist.P2POp(dist.irecv, into[j], j) for j in neighbours] + [
-            dist.P2POp(dist.isend, out[i], i) for i in neighbours
+
+    def __init__(self, neighbours: list[int], size: int) -> None:
+        buffers = {i: torch.ones(2, size, dtype=torch.uint8) for i in neighbours}
+        self.operations = [dist.P2POp(dist.irecv, buffers[j][0], j) for j in neighbours] + [
+            dist.P2POp(dist.isend, buffers[i][1], i) for i in neighbours
         ]
-    for work in dist.batch_isend_irecv(BUFFERS[size]):
-        work.wait()
 
-
-BUFFERS: dict[int, list[dist.P2POp]] = {}
+    def step(self) -> None:
+        for work in dist.batch_isend_irecv(self.operations):
+            work.wait()
 
 
 def slowest(seconds: list[float]) -> list[float]:
@@ -61,46 +66,69 @@ def slowest(seconds: list[float]) -> list[float]:
     return times.tolist()
 
 
+def measure(
+    graph: Graph, algorithm: Algorithm, stepsize: Stepsize, dimension: int, rounds: int
+) -> dict[str, float]:
+    point = nn.Parameter(torch.randn(dimension))
+    optimizer = sd.DecentralizedSGD([point], graph, algorithm, stepsize)
+    point.grad = torch.randn(dimension)
+    kinds = {"bare": Bare(graph.neighbours(dist.get_rank()), optimizer.bytes_per_message)}
+    kinds |= {"round": optimizer}
+    times: dict[str, list[float]] = {kind: [] for kind in kinds}
+    work = dict.fromkeys(kinds, 0.0)
+    for number in range(WARM_UP + rounds):
+        for kind, one in kinds.items():
+            dist.barrier()
+            begun, spent = time.perf_counter(), time.process_time()
+            one.step()
+            if kind == "round":
+                # What is drawn for the next round belongs to the costs of a round.
+                optimizer.streams.wait()
+            if number >= WARM_UP:
+                times[kind].append(time.perf_counter() - begun)
+                work[kind] += time.process_time() - spent
+    all_times = {kind: slowest(seconds) for kind, seconds in times.items()}
+    ratios = [real / bare for bare, real in zip(*all_times.values(), strict=True)]
+    quarters = statistics.quantiles(ratios, n=4)
+    bare, real = (statistics.median(seconds) * 1e3 for seconds in all_times.values())
+    return {
+        "bare_ms": round(bare, 2),
+        "round_ms": round(real, 2),
+        "ratio": round(real / bare, 2),
+        "ratio_quarter": round(quarters[0], 2),
+        "ratio_three_quarters": round(quarters[2], 2),
+        **{f"cpu_{kind}_ms": round(spent / rounds * 1e3, 2) for kind, spent in work.items()},
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--dimension", type=int, default=1_700_000)
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1])
+    parser.add_argument("--segments", type=int, nargs="+", default=[frames.MOST_SEGMENTS])
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
     agent = sd.connect()
     graph = ring(dist.get_world_size())
-    for name, (algorithm, stepsize) in ROUNDS.items():
-        point = nn.Parameter(torch.randn(options.dimension))
-        optimizer = sd.DecentralizedSGD([point], graph, algorithm, stepsize)
-        point.grad = torch.randn(options.dimension)
-        size = optimizer.bytes_per_message
-        times: dict[str, list[float]] = {"bare": [], "round": []}
-        work: dict[str, float] = {"bare": 0.0, "round": 0.0}
-        for number in range(options.rounds + 3):
-            for kind in ("bare", "round"):
-                dist.barrier()
-                begun, spent = time.perf_counter(), time.process_time()
-                if kind == "bare":
-                    bare_exchange(graph.neighbours(agent), size)
-                else:
-                    optimizer.step()
-                if number >= 3:
-                    times[kind].append(time.perf_counter() - begun)
-                    work[kind] += time.process_time() - spent
-        bare, real = (statistics.median(slowest(times[kind])) * 1e3 for kind in ("bare", "round"))
-        cpu = {kind: value / options.rounds * 1e3 for kind, value in work.items()}
-        if agent == 0:
-            figures = {
-                "algorithm": name,
-                "agents": graph.agents,
-                "dimension": options.dimension,
-                "bare_ms": round(bare, 2),
-                "round_ms": round(real, 2),
-                "ratio": round(real / bare, 2),
-                "cpu_bare_ms": round(cpu["bare"], 2),
-                "cpu_round_ms": round(cpu["round"], 2),
-            }
-            print(json.dumps(figures), flush=True)
+    if agent == 0:
+        machine = {
+            "cores": len(os.sched_getaffinity(0)),
+            "agents": graph.agents,
+            "dimension": options.dimension,
+            "rounds": options.rounds,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        }
+        print(json.dumps(machine), flush=True)
+    for threads, segments in product(options.threads, options.segments):
+        torch.set_num_threads(threads)
+        frames.MOST_SEGMENTS = segments
+        for name, (algorithm, stepsize) in ROUNDS.items():
+            figures = measure(graph, algorithm, stepsize, options.dimension, options.rounds)
+            case = {"algorithm": name, "threads": threads, "segments": segments}
+            if agent == 0:
+                print(json.dumps(case | figures), flush=True)
     dist.barrier()
 
 

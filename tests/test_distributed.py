@@ -3,7 +3,9 @@
 import json
 import os
 import struct
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +33,7 @@ from sottovoce.distributed.launch import Training
 from sottovoce.distributed.recording import AgentRecorder
 from sottovoce.distributed.streams import AgentStreams
 from sottovoce.errors import DistributedError, MessageError, ResultError, SottovoceError
-from sottovoce.randomness import InsecureSeedWarning, private_streams
+from sottovoce.randomness import CipherStreams, InsecureSeedWarning, private_streams
 
 CPU = torch.device("cpu")
 D = 7
@@ -202,6 +204,26 @@ def test_numbers_asked_for_again_are_the_same_numbers() -> None:
             streams.scale_(part.unsqueeze(0), 0.0, 2.0, "stepsize", 1)
     assert torch.equal(first, again)
     assert torch.equal(streams.uniform("mixing", 1, 3), streams.uniform("mixing", 1, 3))
+
+
+def test_each_number_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Round 3's are drawn beside round 2, and so on; only the first two rounds wait for theirs."""
+    streams = AgentStreams(0, None, CPU, D)
+    drawn: list[tuple[int, bool]] = []
+    plain = CipherStreams.scale_
+
+    def scale_(self: CipherStreams, *arguments: Any) -> None:
+        own = threading.current_thread() is threading.main_thread()
+        drawn.append((arguments[-1], own))
+        plain(self, *arguments)
+
+    monkeypatch.setattr(CipherStreams, "scale_", scale_)
+    for round in range(1, 6):
+        streams.draw_ahead(round + 1)
+        for streams.at in (0, 4):
+            streams.scale_(torch.ones(1, 1, min(4, D - streams.at)), 0, 1, "stepsize", round)
+    streams.wait()
+    assert sorted(drawn) == [(1, True), (2, True), (3, False), (4, False), (5, False), (6, False)]
 
 
 def test_without_a_seed_two_agents_draw_different_numbers() -> None:

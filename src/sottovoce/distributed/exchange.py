@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sottovoce.distributed.frames import MOST_SEGMENTS, Inbox, Outbox, message_bytes, segments
+from sottovoce.distributed.frames import Inbox, Outbox, message_bytes, segments
 from sottovoce.errors import PeerLost
 
 _LEAST_WAIT = timedelta(milliseconds=1)
@@ -36,7 +36,8 @@ class Exchange:
         self.agent, self.neighbours, self.timeout = agent, neighbours, timeout
         self.device = device
         self._one_batch = device.type != "cpu"
-        self.segments = segments(dimension, dtype, most=1 if self._one_batch else MOST_SEGMENTS)
+        whole = [slice(0, dimension)]
+        self.segments = whole if self._one_batch else segments(dimension, dtype)
         self.bytes_per_message = message_bytes(self.segments, dtype) if neighbours else 0
         outbox = Outbox(agent, neighbours, self.segments, dtype, device)
         self.outgoing, self._out = outbox.payloads, outbox.frames

@@ -35,9 +35,9 @@ _WHOLE_NUMBERS = 64
 """Segments begin at multiples of this: whole blocks of the cipher and lines of the cache."""
 
 
-def segments(dimension: int, dtype: torch.dtype, most: int = MOST_SEGMENTS) -> list[slice]:
+def segments(dimension: int, dtype: torch.dtype) -> list[slice]:
     """The parts of a vector that travel on their own; sender and receiver cut alike."""
-    count = max(1, min(most, dimension * dtype.itemsize // SEGMENT_BYTES))
+    count = max(1, min(MOST_SEGMENTS, dimension * dtype.itemsize // SEGMENT_BYTES))
     size = -(-dimension // count)
     size += -size % _WHOLE_NUMBERS
     return [slice(at, min(at + size, dimension)) for at in range(0, dimension, size)]

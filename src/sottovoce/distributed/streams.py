@@ -1,22 +1,42 @@
-"""The private numbers of one agent, wherever its model lies, and drawn while it waits."""
+"""The private numbers of one agent, wherever its model lies, drawn beside everything else."""
 
-from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sottovoce.randomness import CipherStreams, Streams
 
-_FEW = 64
-"""Up to this many numbers are kept for the round: they are asked for again with every block."""
+_Request = tuple[str, float | None, torch.dtype]
+"""Purpose, standard deviation (None for uniform numbers) and type."""
+
+
+@dataclass(eq=False)
+class _Numbers:
+    """The large numbers of one purpose: those of `round`, used up to `taken`, and the next ones."""
+
+    current: Tensor
+    spare: Tensor
+    round: int = 0
+    taken: int = 0
+    coming_round: int = 0
+    coming: "Future[None] | None" = None
+
+    def move_on(self) -> None:
+        """Make the numbers that were drawn ahead the current ones."""
+        if self.coming:
+            self.coming.result()
+            self.round, self.taken, self.coming, self.coming_round = self.coming_round, 0, None, 0
+            self.current, self.spare = self.spare, self.current
 
 
 class AgentStreams(Streams):
     """One agent's cipher stream for vectors of `dimension` numbers on the agent's device.
 
     `scale_` and `add_normal_` also take a block of the vector, whose place `at` tells; blocks come
-    in ascending order. `draw_ahead` draws the next round's large numbers while messages are under
-    way. Every number is the one that the cipher stream alone would give for the whole vector.
+    in ascending order. `draw_ahead` draws the next round's large numbers in a thread of its own.
+    Every number is the one that the cipher stream alone would give for the whole vector.
     """
 
     def __init__(
@@ -26,9 +46,8 @@ class AgentStreams(Streams):
         self.at = 0
         self._dimension = dimension
         self._cipher = CipherStreams(range(1), [agent], insecure_seed)
-        self._few: dict[tuple[str, int, int, torch.dtype], Tensor] = {}
-        self._buffers: dict[_Request, Tensor] = {}
-        self._drawn: dict[_Request, tuple[int, int]] = {}
+        self._held: dict[_Request, _Numbers] = {}
+        self._thread = ThreadPoolExecutor(1, "sottovoce-draws")
 
     def __repr__(self) -> str:
         return f"AgentStreams(agent={self.agents[0]})"
@@ -39,14 +58,7 @@ class AgentStreams(Streams):
     def uniform(
         self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
     ) -> Tensor:
-        request = (purpose, round, count, dtype)
-        if request in self._few:
-            return self._few[request].clone()
-        numbers = self._cipher.uniform(purpose, round, count, dtype).to(self.device)
-        if count <= _FEW:
-            self._few = {held: kept for held, kept in self._few.items() if held[1] == round}
-            self._few[request] = numbers.clone()
-        return numbers
+        return self._cipher.uniform(purpose, round, count, dtype).to(self.device)
 
     def scale_(self, tensor: Tensor, low: float, high: float, purpose: str, round: int) -> None:
         factors = self._take((purpose, None, tensor.dtype), tensor, round)
@@ -57,37 +69,41 @@ class AgentStreams(Streams):
         tensor.add_(noise.to(self.device))
 
     def draw_ahead(self, round: int) -> None:
-        """Draw now what will be asked for in `round`, if it is what was asked for last."""
-        for request in self._buffers:
-            self._draw(request, round)
+        """Begin to draw what will be asked for in `round`, if it is what was asked for last."""
+        for request, numbers in self._held.items():
+            if numbers.coming_round != round:
+                numbers.move_on()
+                numbers.coming_round = round
+                numbers.coming = self._thread.submit(self._draw, request, numbers.spare, round)
 
-    def _take(self, request: "_Request", tensor: Tensor, round: int) -> Tensor:
+    def wait(self) -> None:
+        """Return when nothing is being drawn."""
+        for numbers in self._held.values():
+            if numbers.coming:
+                numbers.coming.result()
+
+    def _take(self, request: _Request, tensor: Tensor, round: int) -> Tensor:
         """The numbers of a round for a block, once; the caller may alter them."""
-        if request not in self._buffers:
+        if request not in self._held:
+            self.wait()
             # A request with other options replaces the earlier one of its purpose.
-            self._keep_only(lambda held: held[0] != request[0])
-        drawn, taken = self._drawn.get(request, (0, 0))
-        if drawn != round or self.at < taken:
-            self._draw(request, round)
-        end = self.at + tensor.shape[-1]
-        self._drawn[request] = (round, end)
-        return self._buffers[request][..., self.at : end]
+            self._held = {held: kept for held, kept in self._held.items() if held[0] != request[0]}
+            both = torch.empty(2, 1, 1, self._dimension, dtype=tensor.dtype)
+            self._held[request] = _Numbers(both[0], both[1])
+        numbers = self._held[request]
+        if numbers.coming_round == round:
+            numbers.move_on()
+        if numbers.round != round or self.at < numbers.taken:
+            self.wait()
+            self._draw(request, numbers.current, round)
+            numbers.round = round
+        numbers.taken = self.at + tensor.shape[-1]
+        return numbers.current[..., self.at : numbers.taken]
 
-    def _draw(self, request: "_Request", round: int) -> None:
-        purpose, deviation, dtype = request
-        if request not in self._buffers:
-            self._buffers[request] = torch.empty(1, 1, self._dimension, dtype=dtype)
-        numbers = self._buffers[request]
+    def _draw(self, request: _Request, out: Tensor, round: int) -> None:
+        purpose, deviation, _ = request
         if deviation is None:
             # 1 · (u · 1 + 0) is u to the bit.
-            self._cipher.scale_(numbers.fill_(1.0), 0.0, 1.0, purpose, round)
+            self._cipher.scale_(out.fill_(1.0), 0.0, 1.0, purpose, round)
         else:
-            self._cipher.add_normal_(numbers.zero_(), deviation, purpose, round)
-        self._drawn[request] = (round, 0)
-
-    def _keep_only(self, wanted: Callable[["_Request"], bool]) -> None:
-        self._buffers = {held: numbers for held, numbers in self._buffers.items() if wanted(held)}
-
-
-_Request = tuple[str, float | None, torch.dtype]
-"""Purpose, standard deviation (None for uniform numbers) and type."""
+            self._cipher.add_normal_(out.zero_(), deviation, purpose, round)
