@@ -91,9 +91,7 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
     return Ratio(median, low, high)
 
 
-def by_turns(
-    works: Mapping[str, Callable[[], float]], repetitions: int
-) -> dict[str, list[float]]:
+def by_turns(works: Mapping[str, Callable[[], float]], repetitions: int) -> dict[str, list[float]]:
     """Let works take turns, so that all meet the same load; each says what it took.
 
     The first turn warms up and is left out.
@@ -122,7 +120,8 @@ class Worker:
 
     def ask(self, **question: Any) -> dict[str, Any]:
         """Send a question and wait for its answer."""
-        assert self._process.stdin and self._process.stdout
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(question) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()

@@ -11,7 +11,6 @@ therefore resumes from its round alone.
 """
 
 import hashlib
-import math
 import os
 import warnings
 from abc import ABC, abstractmethod
@@ -135,6 +134,25 @@ def require_jitter(private_start: float) -> None:
         )
 
 
+class _Desk:
+    """Where counter blocks are laid out and encrypted, used again and again."""
+
+    def __init__(self) -> None:
+        self._counters = np.empty(0, dtype=">u4")
+        self._stream = np.empty(0, dtype=np.uint8)
+        self.holds: tuple[object, ...] = ()
+        """What the run, agent and index of the counters were last written for."""
+
+    def room(self, rows: int, blocks: int) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
+        """Counters (rows, blocks, 4), and bytes for what they become under the cipher."""
+        if 4 * rows * blocks > len(self._counters):
+            self._counters = np.empty(4 * rows * blocks, dtype=">u4")
+            # The library asks for room for one block more than it writes.
+            self._stream = np.empty((rows * blocks + 1) * _CIPHER_BLOCK, dtype=np.uint8)
+            self.holds = ()
+        return self._counters[: 4 * rows * blocks].reshape(rows, blocks, 4), self._stream
+
+
 class CipherStreams(Streams):
     """AES-256 in counter mode: one key for each purpose, one counter block for each 16 bytes.
 
@@ -150,14 +168,16 @@ class CipherStreams(Streams):
         self._run = np.repeat(np.asarray(runs, dtype=">u4"), len(self.agents))
         self._agent = np.tile(np.asarray(self.agents, dtype=">u4"), len(runs))
         self._ciphers: dict[_Address, CipherContext] = {}
-        self._ahead: dict[_Address, tuple[int, Tensor]] = {}
+        self._ahead: dict[_Address, tuple[int, Tensor]] | None = {}
+        self._desk = _Desk()
 
     def __repr__(self) -> str:
         return f"CipherStreams(runs={len(self.runs)}, agents={len(self.agents)})"
 
     def part(self, runs: slice, agents: slice) -> "CipherStreams":
         part = CipherStreams(self.runs[runs], self.agents[agents])
-        part._master, part._ciphers = self._master, self._ciphers
+        part._master, part._ciphers, part._desk = self._master, self._ciphers, self._desk
+        part._ahead = None
         return part
 
     def uniform(
@@ -165,7 +185,7 @@ class CipherStreams(Streams):
     ) -> Tensor:
         one_round = len(self._run) * -(-count * dtype.itemsize // _CIPHER_BLOCK) * _CIPHER_BLOCK
         rounds = max(1, _BLOCK_BYTES // max(1, one_round))
-        if rounds == 1:
+        if rounds == 1 or self._ahead is None:
             return self._rounds(purpose, round, 1, count, dtype)[0]
         # Few numbers a round: those of many rounds cost hardly more than those of one.
         first, numbers = self._ahead.get((purpose, count, dtype), (-1, None))
@@ -206,27 +226,26 @@ class CipherStreams(Streams):
         rows = tensor.view(-1, tensor.shape[-1]).numpy()
         each = _CIPHER_BLOCK // rows.itemsize
         across, at_once = -(-rows.shape[1] // each), max(1, _BLOCK_BYTES // _CIPHER_BLOCK)
-        width, height = min(across, at_once), min(max(1, at_once // max(1, across)), len(rows))
+        width, height = min(across, at_once), max(1, at_once // max(1, across))
         cipher = self._cipher(purpose, rows.shape[1], tensor.dtype)
-        when = np.arange(round, round + rounds, dtype=">u4").repeat(len(self._run))
-        run, agent = self._run, self._agent
-        if rounds > 1:
-            run, agent = np.tile(run, rounds), np.tile(agent, rounds)
-        counters = np.empty(4 * width * height, dtype=">u4")
-        # The library asks for room for one block more than it writes.
-        stream = np.empty((width * height + 1) * _CIPHER_BLOCK, dtype=np.uint8)
         for top in range(0, len(rows), height):
-            streams = slice(top, top + height)
             for left in range(0, across, width):
-                block = rows[streams, left * each : (left + width) * each]
-                shape = (len(block), min(width, across - left), 4)
-                used = counters[: math.prod(shape)].reshape(shape)
-                used[..., 0] = when[streams, None]
-                used[..., 1] = run[streams, None]
-                used[..., 2] = agent[streams, None]
-                used[..., 3] = np.arange(left, left + shape[1])
-                cipher.update_into(used.reshape(-1).view(np.uint8), stream)
-                bits = stream[: used.nbytes].reshape(len(block), -1)
+                block = rows[top : top + height, left * each : (left + width) * each]
+                wide = min(width, across - left)
+                counters, stream = self._desk.room(len(block), wide)
+                if self._desk.holds != (self, rounds, top, left, *counters.shape):
+                    streams = np.arange(top, top + len(block)) % len(self._run)
+                    counters[..., 1] = self._run[streams, None]
+                    counters[..., 2] = self._agent[streams, None]
+                    counters[..., 3] = np.arange(left, left + wide)
+                    self._desk.holds = (self, rounds, top, left, *counters.shape)
+                if rounds == 1:
+                    counters[..., 0] = round
+                else:
+                    later = np.arange(top, top + len(block)) // len(self._run)
+                    counters[..., 0] = (round + later)[:, None]
+                cipher.update_into(counters.reshape(-1).view(np.uint8).data, stream.data)
+                bits = stream[: counters.nbytes].reshape(len(block), -1)
                 yield block, _to_uniform(bits[:, : block.shape[1] * rows.itemsize], tensor.dtype)
 
     def _cipher(self, purpose: str, count: int, dtype: torch.dtype) -> "CipherContext":

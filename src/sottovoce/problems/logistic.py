@@ -20,7 +20,7 @@ from sottovoce.problems.base import (
 from sottovoce.randomness import Streams
 
 _WORK = 4
-"""Samples of a few agents at a time, in blocks of so many times the usual size."""
+"""Samples are gathered for some agents at a time, in blocks of so many times the usual size."""
 
 
 class Logistic(ConvexProblem):
@@ -52,8 +52,12 @@ class Logistic(ConvexProblem):
         )
         self.dtype = features.dtype
         self.regularisation, self.batch = regularisation, batch
-        self._signed = features * labels.to(features.dtype).unsqueeze(-1)
-        self._rows = self._signed.flatten(0, 1)
+        # numpy asks the system for large pages, with which rows chosen at random come sooner.
+        rows = torch.from_numpy(np.empty(features.shape, features.numpy().dtype))
+        torch.mul(features, -labels.to(features.dtype).unsqueeze(-1), out=rows)
+        self._rows = rows.flatten(0, 1)
+        """-y_ij a_ij: (agents * n, d)."""
+        self._gathered = rows.new_empty(0, self.dimension)
         self._first = (torch.arange(self.agents) * self.samples).unsqueeze(-1)
         self.optimum = self._minimiser()
 
@@ -83,33 +87,38 @@ class Logistic(ConvexProblem):
         samples = chosen.add_(self._first).view(-1, self.batch)
         points, gradients = (tensor.view(-1, 1, self.dimension) for tensor in (state, out))
         row_bytes = self.batch * self.dimension * out.element_size()
-        parts = list(blocks(len(samples), row_bytes, _WORK))
-        held = out.new_empty(samples[parts[0]].numel(), self.dimension)
-        for part in parts:
-            chosen = samples[part].flatten()
-            rows = torch.index_select(self._rows, 0, chosen, out=held[: len(chosen)])
+        for part in blocks(len(samples), row_bytes, _WORK):
+            chosen, x = samples[part].flatten(), points[part]
+            rows = torch.index_select(self._rows, 0, chosen, out=self._space(len(chosen)))
             rows = rows.view(-1, self.batch, self.dimension)
             # A batch of (1, d) times (d, batch) is quick everywhere; turned round, it is not.
-            margin = torch.bmm(points[part], rows.mT)
-            pull = torch.sigmoid_(margin.neg_()).div_(-self.batch)
-            torch.bmm(pull, rows, out=gradients[part])
-        return out.add_(state, alpha=self.regularisation)
+            pull = torch.bmm(x, rows.mT).sigmoid_()
+            torch.baddbmm(
+                x, pull, rows, beta=self.regularisation, alpha=1 / self.batch, out=gradients[part]
+            )
+        return out
+
+    def _space(self, rows: int) -> Tensor:
+        """Where chosen samples are gathered, the same memory every time: (rows, d)."""
+        if len(self._gathered) < rows:
+            self._gathered = self._rows.new_empty(rows, self.dimension)
+        return self._gathered[:rows]
 
     def objective(self, points: Tensor) -> Tensor:
         total = points.new_zeros(len(points))
         for part in blocks(len(self._rows), len(points) * points.element_size()):
-            total -= logsigmoid(points @ self._rows[part].mT).sum(-1)
+            total -= logsigmoid((points @ self._rows[part].mT).neg_()).sum(-1)
         return total / len(self._rows) + 0.5 * self.regularisation * points.square().sum(-1)
 
     def full_gradient(self, points: Tensor) -> Tensor:
         total = torch.zeros_like(points)
         for part in blocks(len(self._rows), len(points) * points.element_size()):
             rows = self._rows[part]
-            total -= torch.sigmoid_((points @ rows.mT).neg_()) @ rows
+            total += torch.sigmoid_(points @ rows.mT) @ rows
         return total / len(self._rows) + self.regularisation * points
 
     def _minimiser(self) -> Tensor:
-        rows = self._rows.double().numpy()
+        rows = -self._rows.double().numpy()
 
         def loss(x: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
             margin = rows @ x

@@ -1,0 +1,110 @@
+"""What is timed: rounds of the simulator through its public function, with problems of fixed size.
+
+Run as a script it answers lines {"work": "logistic", "agents": 20, "steps": 50} with the CPU
+seconds of a round: so one revision of the sources is compared with another by turns.
+"""
+
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from benchmarks.common import answer
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from sottovoce import DSGD, PDSGD, Graph, Logistic, ModuleProblem, ring, simulate
+from sottovoce.algorithms import Algorithm
+from sottovoce.problems.base import Problem
+from sottovoce.randomness import Streams
+
+DIMENSION, BATCH, SAMPLES, CLASSES = 784, 32, 100, 10
+_WARM = 3
+
+
+class Clocked(Problem):
+    """A problem that notes the CPU time at the start of every round and measures nothing."""
+
+    name = "clocked"
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem, self.ticks = problem, list[float]()
+        self.agents, self.dimension = problem.agents, problem.dimension
+        self.dtype, self.device = problem.dtype, problem.device
+
+    def gradient(self, state: Tensor, streams: Streams, round: int, out: Tensor) -> Tensor:
+        self.ticks.append(time.process_time())
+        return self._problem.gradient(state, streams, round, out)
+
+    def measure(self, state: Tensor) -> dict[str, Tensor]:
+        self.ticks.append(time.process_time())
+        return {}
+
+    def start(self, runs: range, streams: Streams) -> Tensor:
+        return self._problem.start(runs, streams)
+
+    def describe(self) -> dict[str, Any]:
+        return {"name": self.name}
+
+
+def seconds_a_round(
+    problem: Problem, algorithm: Algorithm, graph: Graph, steps: int, runs: int = 1
+) -> float:
+    """Mean CPU seconds of a round, all its parts included, after a few rounds to warm up."""
+    clocked = Clocked(problem)
+    last = steps + _WARM
+    simulate(clocked, algorithm, graph, steps=last, runs=runs, measure=[last])
+    return (clocked.ticks[-1] - clocked.ticks[_WARM]) / steps
+
+
+@cache
+def logistic(agents: int, dtype: torch.dtype = torch.float64) -> Logistic:
+    """The logistic regression that all implementations solve."""
+    return Logistic.random(agents, DIMENSION, n=SAMPLES, batch=BATCH, dtype=dtype)
+
+
+@cache
+def softmax_data(agents: int) -> list[tuple[Tensor, Tensor]]:
+    """Gaussian inputs and random classes for every agent."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(agents, SAMPLES, DIMENSION, generator=generator)
+    classes = torch.randint(CLASSES, (agents, SAMPLES), generator=generator)
+    return list(zip(inputs, classes, strict=True))
+
+
+@cache
+def softmax(agents: int) -> ModuleProblem:
+    """Softmax regression as a user would write it, in float32."""
+    model = nn.Linear(DIMENSION, CLASSES)
+    return ModuleProblem(model, cross_entropy, softmax_data(agents), batch=BATCH)
+
+
+@cache
+def cnn(model: str = "paper") -> ModuleProblem:
+    """Five agents with the paper's CNN on the images that come with the package."""
+    from sottovoce.experiments import Training
+
+    training = Training(model=model, batch=BATCH)
+    data, validation, _ = training.portions(5)
+    return training.problem(data, validation)
+
+
+PROBLEMS: dict[str, Callable[[int], Problem]] = {
+    "logistic": logistic,
+    "logistic float32": lambda agents: logistic(agents, torch.float32),
+    "softmax": softmax,
+    "cnn": lambda agents: cnn(),
+}
+ALGORITHMS: dict[str, Algorithm] = {"pdsgd": PDSGD(), "dsgd": DSGD()}
+
+
+def respond(work: str, agents: int, steps: int, algorithm: str = "pdsgd") -> dict[str, float]:
+    """CPU seconds of a round of one of the problems on a ring."""
+    problem = PROBLEMS[work](agents)
+    return {"seconds": seconds_a_round(problem, ALGORITHMS[algorithm], ring(agents), steps)}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    answer(respond)
