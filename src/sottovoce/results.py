@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from scipy import stats
+from scipy.special import stdtrit
 from torch import Tensor
 
 from sottovoce.errors import ResultError
@@ -56,7 +56,7 @@ class Result:
         mean, runs = values.mean(1), values.shape[1]
         if runs == 1:
             return Band(mean, mean, mean)
-        quantile = float(stats.t.ppf(0.5 + confidence / 2, runs - 1))
+        quantile = float(stdtrit(runs - 1, 0.5 + confidence / 2))
         half = values.std(1) * (quantile / math.sqrt(runs))
         return Band(mean, mean - half, mean + half)
 
