@@ -16,7 +16,7 @@ from torch import nn
 
 import sottovoce.distributed as sd
 from sottovoce import PDSGD, Power, Stepsize, Uniform, complete, ring
-from sottovoce.distributed import handshake
+from sottovoce.distributed import handshake, streams
 from sottovoce.distributed.checkpoint import Checkpoints
 from sottovoce.distributed.frames import (
     GUARD_BYTES,
@@ -179,7 +179,10 @@ def test_finite_numbers_whose_sum_overflows_are_finite() -> None:
 
 @pytest.mark.parametrize("d", [3, 300, 5000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_numbers_drawn_ahead_are_the_numbers_of_the_cipher(d: int, dtype: torch.dtype) -> None:
+def test_numbers_drawn_ahead_are_the_numbers_of_the_cipher(
+    d: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "WORTH_A_THREAD", 300)
     plain, ahead = private_streams(1, [2], insecure_seed=4), AgentStreams(2, 4, CPU, d)
     for round in (1, 2, 3, 5):
         expected = torch.linspace(-1, 1, d, dtype=dtype).view(1, 1, d)
@@ -196,19 +199,19 @@ def test_numbers_drawn_ahead_are_the_numbers_of_the_cipher(d: int, dtype: torch.
 
 
 def test_numbers_asked_for_again_are_the_same_numbers() -> None:
-    streams = AgentStreams(0, None, CPU, D)
+    agent = AgentStreams(0, None, CPU, D)
     first, again = torch.ones(2, 1, 1, D)
     for tensor in (first, again):
-        for streams.at in (0, 4):
-            part = tensor[..., streams.at : streams.at + 4]
-            streams.scale_(part.unsqueeze(0), 0.0, 2.0, "stepsize", 1)
+        for agent.at in (0, 4):
+            part = tensor[..., agent.at : agent.at + 4]
+            agent.scale_(part.unsqueeze(0), 0.0, 2.0, "stepsize", 1)
     assert torch.equal(first, again)
-    assert torch.equal(streams.uniform("mixing", 1, 3), streams.uniform("mixing", 1, 3))
 
 
 def test_each_number_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Round 3's are drawn beside round 2, and so on; only the first two rounds wait for theirs."""
-    streams = AgentStreams(0, None, CPU, D)
+    monkeypatch.setattr(streams, "WORTH_A_THREAD", D)
+    ahead = AgentStreams(0, None, CPU, D)
     drawn: list[tuple[int, bool]] = []
     plain = CipherStreams.scale_
 
@@ -219,10 +222,10 @@ def test_each_number_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(CipherStreams, "scale_", scale_)
     for round in range(1, 6):
-        streams.draw_ahead(round + 1)
-        for streams.at in (0, 4):
-            streams.scale_(torch.ones(1, 1, min(4, D - streams.at)), 0, 1, "stepsize", round)
-    streams.wait()
+        ahead.draw_ahead(round + 1)
+        for ahead.at in (0, 4):
+            ahead.scale_(torch.ones(1, 1, min(4, D - ahead.at)), 0, 1, "stepsize", round)
+    ahead.wait()
     assert sorted(drawn) == [(1, True), (2, True), (3, False), (4, False), (5, False), (6, False)]
 
 

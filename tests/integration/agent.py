@@ -284,6 +284,9 @@ def alone(
 
     torchrun ends the survivors itself, so what they do by themselves shows only without it.
     """
+    # Every torch optimizer imports it; here once for all children.
+    import torch._dynamo  # noqa: F401
+
     started: dict[int, tuple[str, int]] = {}
     for kill in kills:
         own = folder / kill

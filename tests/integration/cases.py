@@ -21,6 +21,7 @@ from sottovoce import (
     Quadratic,
     Stepsize,
     Uniform,
+    ZeroSumDSGD,
     erdos_renyi,
     ring,
     star,
@@ -41,27 +42,26 @@ class Case:
 
 
 def equality_cases() -> dict[str, Case]:
-    problems = {
-        "estimation": Estimation.random(agents=5),
-        "quadratic": Quadratic.random(agents=5, d=300),
-        "logistic": Logistic.random(agents=5),
+    """Every algorithm on two graphs, then other problems and stepsizes."""
+    quadratic = Quadratic.random(agents=5, d=300)
+    plain, random = Stepsize(HALF, Deterministic()), Stepsize(HALF, Uniform())
+    algorithms = [
+        (DSGD(), plain),
+        (PDSGD(), random),
+        (PDSGD("coordinate"), random),
+        (NoisyDSGD(0.1), plain),
+        (ZeroSumDSGD(0.1), random),
+    ]
+    cases = {
+        f"{algorithm}-{graph.name}".replace(":", ""): Case(quadratic, algorithm, graph, stepsize)
+        for graph in (ring(5), star(5))
+        for algorithm, stepsize in algorithms
     }
-    random = Stepsize(HALF, Uniform())
-    cases = {}
-    for graph in (ring(5), star(5)):
-        for name, problem in problems.items():
-            for algorithm in (DSGD(), PDSGD(), NoisyDSGD(0.1)):
-                key = f"{name}-{algorithm.name}-{graph.name.replace(':', '')}"
-                stepsize = random if algorithm.name == "pdsgd" else Stepsize(HALF, Deterministic())
-                cases[key] = Case(problem, algorithm, graph, stepsize)
-    quadratic, erdos = problems["quadratic"], erdos_renyi(5, 0.5, 3)
-    scales = Power((0.1, 0.2, 0.3, 0.2, 0.1), 1.0)
-    cases["deviating"] = Case(
-        quadratic,
-        PDSGD("dirichlet"),
-        erdos,
-        Stepsize(HALF, Experiment(), deviation=PrivateDeviation(30, 0.5)),
-    )
+    erdos, scales = erdos_renyi(5, 0.5, 3), Power((0.1, 0.2, 0.3, 0.2, 0.1), 1.0)
+    deviating = Stepsize(HALF, Experiment(), deviation=PrivateDeviation(30, 0.5))
+    cases["estimation"] = Case(Estimation.random(agents=5), PDSGD(), star(5), random)
+    cases["logistic"] = Case(Logistic.random(agents=5), NoisyDSGD(0.1), ring(5), plain)
+    cases["deviating"] = Case(quadratic, PDSGD("dirichlet"), erdos, deviating)
     cases["one-number"] = Case(quadratic, PDSGD(), erdos, Stepsize(HALF, Uniform(), "agent"))
     cases["own-scales"] = Case(quadratic, PDSGD("equal"), ring(5), Stepsize(scales, Uniform()))
     return cases
@@ -74,6 +74,8 @@ def wire_cases() -> dict[str, Case]:
     return {
         "pdsgd": Case(quadratic, PDSGD(), ring(5), random),
         "noisy": Case(quadratic, NoisyDSGD(0.1), ring(5), plain),
+        "coordinate": Case(quadratic, PDSGD("coordinate"), ring(5), random),
+        "zero-sum": Case(quadratic, ZeroSumDSGD(0.1), ring(5), random),
         "dsgd": Case(quadratic, DSGD(), ring(5), plain),
     }
 
@@ -82,14 +84,14 @@ Start = tuple[int, torch.dtype, Graph, Algorithm, Stepsize | None]
 
 
 def mismatches() -> dict[str, tuple[Start, Start]]:
-    """What agents 0 and 2 have, and what agent 1 has."""
-    base: Start = (4, torch.float64, ring(3), PDSGD(), None)
+    """What all have but agent 1, and what agent 1 has."""
+    base: Start = (4, torch.float64, ring(5), PDSGD(), None)
     size, dtype, graph, algorithm, stepsize = base
     tame = Custom(lambda k: 0.1, name="mine")
     wild = Custom(lambda k: 0.2, name="mine")
     return {
-        "graph": (base, (size, dtype, star(3), algorithm, stepsize)),
-        "dimension": (base, (5, dtype, graph, algorithm, stepsize)),
+        "graph": (base, (size, dtype, star(5), algorithm, stepsize)),
+        "dimension": (base, (7, dtype, graph, algorithm, stepsize)),
         "dtype": (base, (size, torch.float32, graph, algorithm, stepsize)),
         "algorithm": (base, (size, dtype, graph, PDSGD("dirichlet"), stepsize)),
         "schedule": (base, (size, dtype, graph, algorithm, Stepsize(Power(2.0)))),
@@ -97,7 +99,7 @@ def mismatches() -> dict[str, tuple[Start, Start]]:
             (size, dtype, graph, algorithm, Stepsize(tame)),
             (size, dtype, graph, algorithm, Stepsize(wild)),
         ),
-        "agents": (base, (size, dtype, ring(4), algorithm, stepsize)),
-        "world": ((size, dtype, ring(4), algorithm, stepsize),) * 2,
+        "agents": (base, (size, dtype, ring(6), algorithm, stepsize)),
+        "world": ((size, dtype, ring(6), algorithm, stepsize),) * 2,
         "same": (base, base),
     }

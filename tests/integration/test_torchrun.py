@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sottovoce import PDSGD, Recording, simulate
+from sottovoce import DSGD, NoisyDSGD, Recording, simulate
+from sottovoce.algorithms import has_scalar_shares
 from sottovoce.distributed import join_recordings
 from sottovoce.distributed.frames import HEADER_BYTES, TRAILER_BYTES
 from sottovoce.randomness import private_streams
@@ -39,24 +40,15 @@ def once(factory: pytest.TempPathFactory, name: str, start: Callable[[Path], Non
     return folder
 
 
-def run_agents(agents: int, scenarios: str) -> Callable[[Path], None]:
-    def start(folder: Path) -> None:
-        done = launching.torchrun(agents, scenarios, folder)
-        assert done.returncode == 0, done.stderr[-3000:]
-
-    return start
-
-
 @pytest.fixture(scope="module")
 def five(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five agents under torchrun: all equality cases, then three rounds with the bytes kept."""
-    return once(tmp_path_factory, "five", run_agents(5, "equality,wire"))
+    """Five agents under torchrun, one scenario after the other, for most tests of this file."""
 
+    def start(folder: Path) -> None:
+        done = launching.torchrun(5, "equality,wire,behaviour,mismatch", folder)
+        assert done.returncode == 0, done.stderr[-3000:]
 
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three agents under torchrun: an optimizer's behaviour, and agents that disagree."""
-    return once(tmp_path_factory, "three", run_agents(3, "behaviour,mismatch"))
+    return once(tmp_path_factory, "five", start)
 
 
 def bits(tensor: Tensor) -> Tensor:
@@ -110,8 +102,9 @@ def test_a_round_sends_degree_messages_of_d_numbers_and_few_bytes_more(
             payload = len(messages) * case.problem.dimension * 8
             assert payload < size <= payload + 256
             payloads = {m[round][HEADER_BYTES:-TRAILER_BYTES] for m in messages.values()}
-            # Only PDSGD's shares differ by neighbour; on a ring all weights are equal.
-            assert len(payloads) == (len(messages) if isinstance(case.algorithm, PDSGD) else 1)
+            # On a ring all weights are equal, and these two have equal shares for all neighbours.
+            equal = isinstance(case.algorithm, (DSGD, NoisyDSGD))
+            assert len(payloads) == (1 if equal else len(messages))
 
 
 def words(content: bytes | Tensor) -> set[bytes]:
@@ -119,7 +112,7 @@ def words(content: bytes | Tensor) -> set[bytes]:
     return {raw[at : at + 8] for at in range(0, len(raw), 8)}
 
 
-@pytest.mark.parametrize("name", ["pdsgd", "noisy"])
+@pytest.mark.parametrize("name", ["pdsgd", "coordinate", "noisy", "zero-sum"])
 def test_private_numbers_never_appear_on_the_wire(five: Path, name: str) -> None:
     case = cases.wire_cases()[name]
     truth = join_recordings([five / f"{name}-{a}" for a in range(5)]).truth
@@ -132,13 +125,18 @@ def test_private_numbers_never_appear_on_the_wire(five: Path, name: str) -> None
                 wire |= words(messages[at])
             stepsizes = torch.ones(1, 1, case.problem.dimension, dtype=torch.float64)
             case.stepsize.scale_(stepsizes, streams, at + 1)
-            parts = case.algorithm.coefficients(routes, streams, at + 1)  # type: ignore[attr-defined]
+            steps = truth.steps[at, :, agent : agent + 1]
+            shares = case.algorithm.shares(steps, routes, streams, at + 1, case.stepsize)
+            parts = torch.empty(0)
+            if has_scalar_shares(case.algorithm):
+                parts = case.algorithm.coefficients(routes, streams, at + 1)
             weighted = truth.states[at, 0, agent] * routes.weight.unsqueeze(1)
             for secret in (
                 truth.states[at, 0, agent],
                 weighted,
                 truth.gradients[at, 0, agent],
-                truth.steps[at, 0, agent],
+                steps,
+                shares,
                 stepsizes,
                 parts,
             ):
@@ -154,9 +152,9 @@ def test_dsgd_sends_the_state_itself(five: Path) -> None:
     assert words(weighted) <= words(sent(five, "dsgd", 0)[1][1])
 
 
-def test_accumulation_closures_and_groups_behave_as_in_torch(three: Path) -> None:
-    for agent in range(3):
-        seen = json.loads((three / f"behaviour-{agent}.json").read_text())
+def test_accumulation_closures_and_groups_behave_as_in_torch(five: Path) -> None:
+    for agent in range(5):
+        seen = json.loads((five / f"behaviour-{agent}.json").read_text())
         assert seen["groups"] == seen["closure"] == seen["plain"]
         # The way NCCL needs it, in one batch, gives the same numbers.
         assert seen["one_batch"] == seen["plain"]
@@ -166,15 +164,15 @@ def test_accumulation_closures_and_groups_behave_as_in_torch(three: Path) -> Non
         assert seen["no_gradient_mixes"]
 
 
-def test_state_dict_resumes_to_the_same_bits(three: Path) -> None:
-    for agent in range(3):
-        seen = json.loads((three / f"behaviour-{agent}.json").read_text())
+def test_state_dict_resumes_to_the_same_bits(five: Path) -> None:
+    for agent in range(5):
+        seen = json.loads((five / f"behaviour-{agent}.json").read_text())
         assert seen["reloaded"] == seen["after"]
         assert "different number of parameter groups" in seen["other_groups"]
 
 
-def test_what_does_not_fit_is_refused_with_a_reason(three: Path) -> None:
-    seen = json.loads((three / "behaviour-0.json").read_text())
+def test_what_does_not_fit_is_refused_with_a_reason(five: Path) -> None:
+    seen = json.loads((five / "behaviour-0.json").read_text())
     assert "no learning rate to schedule" in seen["scheduler"]
     assert "agreed on the dimension" in seen["add_group"]
     assert seen["nan"].startswith("DistributedError: the gradient of agent 0 holds NaN")
@@ -182,8 +180,8 @@ def test_what_does_not_fit_is_refused_with_a_reason(three: Path) -> None:
     assert seen["nan_unchanged"]
 
 
-def test_diagnostics_are_the_mean_and_the_spread(three: Path) -> None:
-    seen = [json.loads((three / f"behaviour-{agent}.json").read_text()) for agent in range(3)]
+def test_diagnostics_are_the_mean_and_the_spread(five: Path) -> None:
+    seen = [json.loads((five / f"behaviour-{agent}.json").read_text()) for agent in range(5)]
     states = torch.tensor([one["groups"] for one in seen], dtype=torch.float64)
     mean = states.mean(0)
     error = float((states - mean).square().sum(1).mean().sqrt())
@@ -195,27 +193,25 @@ def test_diagnostics_are_the_mean_and_the_spread(three: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("graph", ["the graph", "ring:3", "star:3"]),
-        ("dimension", ["the dimension", "agent 0 has 4", "agent 1 has 5"]),
+        ("graph", ["the graph", "ring:5", "star:5"]),
+        ("dimension", ["the dimension", "agent 0 has 4", "agent 1 has 7"]),
         ("dtype", ["the dtype", "float64", "float32"]),
         ("algorithm", ["the algorithm", "pdsgd:uniform", "pdsgd:dirichlet"]),
         ("schedule", ["the schedule", "1/k", "2/k"]),
         ("function", ["the schedule", "mine"]),
-        ("agents", ["number of agents", "agent 0 has 3", "agent 1 has 4"]),
-        ("world", ["the graph has 4 agents", "3 processes"]),
+        ("agents", ["number of agents", "agent 0 has 5", "agent 1 has 6"]),
+        ("world", ["the graph has 6 agents", "5 processes"]),
     ],
 )
-def test_on_a_mismatch_all_agents_stop_and_name_it(
-    three: Path, name: str, words: list[str]
-) -> None:
-    texts = {json.loads((three / f"mismatch-{a}.json").read_text())[name] for a in range(3)}
+def test_on_a_mismatch_all_agents_stop_and_name_it(five: Path, name: str, words: list[str]) -> None:
+    texts = {json.loads((five / f"mismatch-{a}.json").read_text())[name] for a in range(5)}
     assert len(texts) == 1
     assert all(word in texts.copy().pop() for word in words)
 
 
-def test_agents_that_agree_start(three: Path) -> None:
-    for agent in range(3):
-        assert json.loads((three / f"mismatch-{agent}.json").read_text())["same"] == "accepted"
+def test_agents_that_agree_start(five: Path) -> None:
+    for agent in range(5):
+        assert json.loads((five / f"mismatch-{agent}.json").read_text())["same"] == "accepted"
 
 
 TIMEOUT = 3.0
@@ -257,14 +253,14 @@ def test_a_killed_training_resumes_and_ends_as_if_undisturbed(tmp_path: Path) ->
     disturbed, calm = tmp_path / "disturbed", tmp_path / "calm"
     disturbed.mkdir()
     calm.mkdir()
-    done = launching.torchrun(3, "training", disturbed, 24, 4, DOOMED, kills, restarts=3)
+    done = launching.torchrun(2, "training", disturbed, 24, 4, DOOMED, kills, restarts=3)
     assert done.returncode == 0, done.stderr[-3000:]
     for kill in kills.split(","):
         assert (disturbed / f"killed-{kill}").exists()
     for start in (0, 4, 12, 16):
         assert f"agent 0 starts after round {start}" in done.stdout
-    launching.calm(calm, 3, 24, 4)
-    for agent in range(3):
+    launching.calm(calm, 2, 24, 4)
+    for agent in range(2):
         end = [read_tensors(f / f"final-{agent}.safetensors")[0]["x"] for f in (disturbed, calm)]
         assert torch.equal(bits(end[0]), bits(end[1]))
         kept = sorted(path.name for path in (disturbed / f"agent-{agent}").iterdir())

@@ -20,6 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+import torch._dynamo  # every torch optimizer imports it; here once for all children
 import torch.distributed as dist
 from torch import nn
 

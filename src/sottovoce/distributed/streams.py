@@ -8,6 +8,9 @@ from torch import Tensor
 
 from sottovoce.randomness import CipherStreams, Streams
 
+WORTH_A_THREAD = 1 << 15
+"""Fewer numbers are drawn sooner than another thread is woken."""
+
 _Request = tuple[str, float | None, torch.dtype]
 """Purpose, standard deviation (None for uniform numbers) and type."""
 
@@ -70,6 +73,8 @@ class AgentStreams(Streams):
 
     def draw_ahead(self, round: int) -> None:
         """Begin to draw what will be asked for in `round`, if it is what was asked for last."""
+        if self._dimension < WORTH_A_THREAD:
+            return
         for request, numbers in self._held.items():
             if numbers.coming_round != round:
                 numbers.move_on()
