@@ -1,7 +1,7 @@
 """What an observer of the messages learns: train, record, attack, and say it in words."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,7 @@ def audit(
     *,
     stepsize: Stepsize | None = None,
     adversary: Adversary | Sequence[Adversary] | None = None,
+    agents: Collection[int] | None = None,
     rounds: Iterable[int] = (50,),
     targets: int = 8,
     attacks: Iterable[Attack] | None = None,
@@ -133,11 +134,11 @@ def audit(
 
     problem: a classifier trained by cross entropy; its batch is what one gradient covers. inputs:
     shape, range and scaling of the images. stepsize: its schedule serves all algorithms, its law
-    those that draw private stepsizes. rounds: which rounds to attack. targets: how many (run,
-    agent) pairs. attacks: all of `ATTACKS` unless given. folder: finished rows are kept there, and
-    a call with the same arguments continues an interrupted one. recorded: a recording to attack
-    instead of training one; save: where to keep the recording made. report: is called with every
-    finished row.
+    those that draw private stepsizes. agents: which agents to attack, all unless given. rounds:
+    which rounds to attack. targets: how many (run, agent) pairs. attacks: all of `ATTACKS` unless
+    given. folder: finished rows are kept there, and a call with the same arguments continues an
+    interrupted one. recorded: a recording to attack instead of training one; save: where to keep
+    the recording made. report: is called with every finished row.
     """
     algorithms = list(algorithm) if isinstance(algorithm, Sequence) else [algorithm]
     chosen = list(adversary) if isinstance(adversary, Sequence) else [adversary or Eavesdropper()]
@@ -150,6 +151,7 @@ def audit(
         targets,
         list(ATTACKS.values() if attacks is None else attacks),
         effort,
+        None if agents is None else frozenset(agents),
     )
     store = Store(folder, plan, stepsize, [str(who) for who in chosen], insecure_seed)
     total = (

@@ -183,7 +183,18 @@ def invert(
             search=search,
         )
     if method == "smooth-projection":
-        return projection(model, state, gradient, inputs, total_variation=0.1, search=search)
+        # Noise may hide the label: the search tries the likeliest ones, a restart each.
+        single = inputs.batch_size == 1
+        ranked = infer_label(model, gradient).ranked[:, : search.restarts] if single else None
+        return projection(
+            model,
+            state,
+            gradient,
+            inputs,
+            labels=None if ranked is None else ranked[:, :, None],
+            total_variation=0.1,
+            search=search,
+        )
     if method in ("magnitude", "likelihood"):
         likely = method == "likelihood"
         return sign_free(model, state, gradient, inputs, likelihood=likely, search=search)

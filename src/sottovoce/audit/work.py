@@ -47,6 +47,14 @@ class Plan:
     targets: int
     attacks: list[Attack]
     effort: Effort
+    agents: frozenset[int] | None = None
+    """Which agents to attack; None is all."""
+
+    def attacked(self, adversary: Adversary | None = None) -> list[int]:
+        """The agents to attack: those of the plan that are not the adversary's own."""
+        everyone = list(range(self.graph.agents))
+        possible = everyone if adversary is None else adversary.targets(self.graph)
+        return [agent for agent in possible if self.agents is None or agent in self.agents]
 
     def record(
         self,
@@ -55,9 +63,9 @@ class Plan:
         adversaries: list[Adversary],
         seed: int,
     ) -> Recorded:
-        fewest = min(len(who.targets(self.graph)) for who in adversaries)
+        fewest = min(len(self.attacked(who)) for who in adversaries)
         if not fewest:
-            raise AttackError("an adversary holds every agent; nobody is left to attack")
+            raise AttackError("an adversary holds every agent to attack; nobody is left")
         needed = {k for round in self.rounds for a in self.attacks for k in a.rounds(round)}
         return record(
             self.problem,
@@ -82,6 +90,7 @@ class Plan:
             "search": vars(self.effort.search),
             "threshold": self.effort.threshold,
             "confined": self.effort.confined,
+            "agents": None if self.agents is None else sorted(self.agents),
         }
 
 
@@ -106,7 +115,7 @@ class Work:
         if self.mean_image is not None:
             return
         self.mean_image = made.mean_image
-        pairs = self._pairs(made, list(range(transcript.graph.agents)))
+        pairs = self._pairs(made, self.plan.attacked())
         for round in self.plan.rounds:
             truth = at_targets(made.images[round], pairs)
             self.truth[round] = truth
@@ -115,7 +124,7 @@ class Work:
 
     def controls(self, made: Recorded) -> None:
         """Exact gradients must give the images away, and noise must not."""
-        pairs = self._pairs(made, list(range(made.transcript.graph.agents)))
+        pairs = self._pairs(made, self.plan.attacked())
         for round in self.plan.rounds[-1:]:
             answer = _answer(made, pairs, round)
             rms = answer.gradient.double().square().mean(1, keepdim=True).sqrt()
@@ -132,8 +141,7 @@ class Work:
 
     def attack(self, made: Recorded, adversary: Adversary) -> None:
         view = adversary.view(made.transcript)
-        agents = adversary.targets(made.transcript.graph)
-        pairs = self._pairs(made, agents)
+        pairs = self._pairs(made, self.plan.attacked(adversary))
         for round in self.plan.rounds:
             for attack in self.plan.attacks:
                 row = self._row(made, str(adversary), round, attack.name)

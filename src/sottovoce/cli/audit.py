@@ -11,9 +11,11 @@ from sottovoce.algorithms import parse_algorithm
 from sottovoce.attacks import attack_named
 from sottovoce.audit.scores import THRESHOLD, Effort, Row
 from sottovoce.audit.targets import Recorded
-from sottovoce.cli.options import AsJson, GraphName, InsecureSeed, Out, WritePage
+from sottovoce.cli.learn import Epochs
+from sottovoce.cli.options import AsJson, GraphName, InsecureSeed, Out, Runs, WritePage
 from sottovoce.cli.show import finish, notes, show_progress
 from sottovoce.errors import AttackError
+from sottovoce.experiments.frontier import LEVELS, Sizes
 from sottovoce.experiments.leakage import row_line
 from sottovoce.graphs import parse_graph
 from sottovoce.inversion import Search
@@ -39,7 +41,9 @@ _ROWS = "finished-rows"
 def audit(
     algorithm: Annotated[
         list[str] | None,
-        typer.Option(help="dsgd, pdsgd, pdsgd:dirichlet, noisy-dsgd:0.01; repeatable."),
+        typer.Option(
+            help="dsgd, pdsgd:coordinate, noisy-dsgd:0.01, zero-sum:0.1, ...; repeatable."
+        ),
     ] = None,
     stepsize: Annotated[
         str, typer.Option(help="Law and schedule: experiment:0.1/k, uniform:0.1/k.")
@@ -180,6 +184,43 @@ def states(
         progress=show_progress(),
     )
     finish(study, out, as_json)
+
+
+def frontier(
+    level: Annotated[
+        list[float] | None,
+        typer.Option(help="Effective noise of the settings with noise; repeatable."),
+    ] = None,
+    runs: Runs = 3,
+    epochs: Epochs = 10,
+    targets: Targets = 16,
+    iterations: Iterations = 200,
+    restarts: Restarts = 2,
+    part: Annotated[
+        str, typer.Option(help="2/4 does the second quarter; run all four with one --out.")
+    ] = "1/1",
+    insecure_seed: Annotated[int, typer.Option(help="Draws everything.")] = 0,
+    out: Out = Path("sottovoce-results/frontier"),
+    report: WritePage = False,
+    as_json: AsJson = False,
+) -> None:
+    """What protection costs: accuracy against the best attack's error, algorithm by algorithm.
+
+    An hour or two on one core; finished pieces are kept, and parts can run side by side.
+    """
+    first, _, last = part.partition("/")
+    if not (first.isdecimal() and last.isdecimal()):
+        raise AttackError(f"part {part!r} is not understood; accepted: 1/1, 2/4, ...")
+    study = experiments.frontier(
+        level or LEVELS,
+        Sizes(runs=runs, epochs=epochs, targets=targets, iterations=iterations, restarts=restarts),
+        folder=out / "pieces",
+        part=(int(first), int(last)),
+        insecure_seed=insecure_seed,
+        progress=show_progress(),
+        report=lambda line: notes.print(line, style="dim", markup=False, soft_wrap=True),
+    )
+    finish(study, out, as_json, report)
 
 
 def _say(row: Row) -> None:

@@ -26,6 +26,7 @@ app.command("mnist")(learn.mnist)
 app.command("noise")(learn.noise)
 app.command("leakage")(audit.leakage)
 app.command("states")(audit.states)
+app.command("frontier")(audit.frontier)
 _RESULTS = Path("sottovoce-results")
 
 

@@ -3,6 +3,7 @@
 from sottovoce.experiments.audited import AuditSettings, audit_images, audit_study
 from sottovoce.experiments.bound import bound_study
 from sottovoce.experiments.estimation import estimation
+from sottovoce.experiments.frontier import frontier
 from sottovoce.experiments.hidden_states import states
 from sottovoce.experiments.leakage import leakage
 from sottovoce.experiments.learning import Training, mnist, noise
@@ -18,6 +19,7 @@ __all__ = [
     "audit_study",
     "bound_study",
     "estimation",
+    "frontier",
     "leakage",
     "mnist",
     "noise",

@@ -192,12 +192,71 @@ def _audited(data: Data) -> "alt.LayerChart":
     )
 
 
+def _frontier(data: Data) -> "alt.ConcatChart":
+    families: dict[str, list[Any]] = {}
+    for point in data["points"]:
+        families.setdefault(point["family"], []).append(point)
+    charts = [
+        line_chart(
+            [
+                Series(
+                    family,
+                    [point["accuracy"] for point in points],
+                    [point["attacks"][who]["error"] for point in points],
+                )
+                for family, points in families.items()
+            ],
+            title=f"Against {'an' if who == 'eavesdropper' else ''} {who}".replace("  ", " "),
+            subtitle="best attack in the suite; above the line it does worse than a blind guess",
+            x_title="validation accuracy",
+            y_title="error of the recovered image",
+            log_y=True,
+            rules=[(data["blind"], "blind guess")],
+            width=420,
+            height=340,
+        )
+        for who in data["points"][0]["attacks"]
+    ]
+    noisy = {
+        family: [point for point in points if point["effective_noise"]]
+        for family, points in families.items()
+    }
+    charts.append(
+        line_chart(
+            [
+                Series(
+                    family,
+                    [point["effective_noise"] for point in points],
+                    [point["accuracy"] for point in points],
+                    [point["low"] for point in points],
+                    [point["high"] for point in points],
+                )
+                for family, points in noisy.items()
+                if points
+            ],
+            title="Accuracy at equal effective noise",
+            subtitle=f"mean and range of {data['sizes']['runs']} runs",
+            x_title="noise left on a gradient for an eavesdropper who knows nothing of it",
+            y_title="validation accuracy",
+            log_x=True,
+            rules=[
+                (point["accuracy"], f"{point['family']}, {point['law']} law")
+                for point in families.get("PDSGD, scalar mixing", [])[:1]
+            ],
+            width=420,
+            height=340,
+        )
+    )
+    return panel(charts, columns=2)
+
+
 _CHARTS: dict[str, dict[str, Callable[[Data], Any]]] = {
     "estimation": {"estimation": _estimation},
     "bound": {"bound": _bound},
     "rates": {"rates": _rates},
     "mnist": {"mnist": _mnist},
     "noise": {"noise": _noise},
+    "frontier": {"frontier": _frontier},
     "leakage": {"leakage-images": _recovered, "leakage-error": _dlg_error},
     "states": {"states": _states},
     "audit": {"audit-images": _audited},

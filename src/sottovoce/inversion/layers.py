@@ -11,10 +11,14 @@ from sottovoce.inversion.matching import Inputs
 
 @dataclass(frozen=True)
 class LabelGuess:
-    """labels: (targets,); confidence: (targets,), 1 when every sign agrees, near 0 for noise."""
+    """labels: (targets,); confidence: (targets,), 1 when every sign agrees, near 0 for noise.
+
+    ranked: (targets, classes), all labels from the likeliest to the least likely.
+    """
 
     labels: Tensor
     confidence: Tensor
+    ranked: Tensor
 
 
 def _slice_of(model: nn.Module, parameter: Tensor) -> slice:
@@ -74,15 +78,15 @@ def infer_label(model: nn.Module, gradient: Tensor, *, signs: bool = True) -> La
             "at least 3 are needed"
         )
     if not signs:
-        longest = rows.norm(dim=2).topk(2, dim=1)
-        ratio = longest.values[:, 1] / longest.values[:, 0].clamp_min(torch.finfo(rows.dtype).tiny)
-        return LabelGuess(longest.indices[:, 0], 1 - ratio)
+        lengths, ranked = rows.norm(dim=2).sort(dim=1, descending=True)
+        ratio = lengths[:, 1] / lengths[:, 0].clamp_min(torch.finfo(rows.dtype).tiny)
+        return LabelGuess(ranked[:, 0], 1 - ratio, ranked)
     unit = torch.nn.functional.normalize(rows, dim=2, eps=torch.finfo(rows.dtype).tiny)
     alignment = unit @ unit.mT
     others = alignment.sum(2) - alignment.diagonal(dim1=1, dim2=2)
-    lowest = others.topk(2, dim=1, largest=False)
-    margin = (lowest.values[:, 1] - lowest.values[:, 0]) / (2 * (classes - 2))
-    return LabelGuess(lowest.indices[:, 0], margin.clamp(0, 1))
+    sums, ranked = others.sort(dim=1)
+    margin = (sums[:, 1] - sums[:, 0]) / (2 * (classes - 2))
+    return LabelGuess(ranked[:, 0], margin.clamp(0, 1), ranked)
 
 
 def linear_layer(model: nn.Module, gradient: Tensor, inputs: Inputs) -> Tensor:
