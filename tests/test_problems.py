@@ -35,6 +35,9 @@ class Sweep(Streams):
     def __init__(self, runs: int, agents: int) -> None:
         super().__init__(range(runs), range(agents), torch.device("cpu"))
 
+    def part(self, runs: slice, agents: slice) -> Streams:
+        raise NotImplementedError
+
     def uniform(
         self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
     ) -> Tensor:

@@ -138,19 +138,33 @@ class _Desk:
     """Where counter blocks are laid out and encrypted, used again and again."""
 
     def __init__(self) -> None:
-        self._counters = np.empty(0, dtype=">u4")
+        self._memory = np.empty(0, dtype=">u4")
+        self._counters = self._memory.reshape(0, 0, 4)
         self._stream = np.empty(0, dtype=np.uint8)
-        self.holds: tuple[object, ...] = ()
-        """What the run, agent and index of the counters were last written for."""
+        self._written: dict[str, object] = {}
 
-    def room(self, rows: int, blocks: int) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
-        """Counters (rows, blocks, 4), and bytes for what they become under the cipher."""
-        if 4 * rows * blocks > len(self._counters):
-            self._counters = np.empty(4 * rows * blocks, dtype=">u4")
-            # The library asks for room for one block more than it writes.
-            self._stream = np.empty((rows * blocks + 1) * _CIPHER_BLOCK, dtype=np.uint8)
-            self.holds = ()
-        return self._counters[: 4 * rows * blocks].reshape(rows, blocks, 4), self._stream
+    def lay_out(self, rows: int, blocks: int) -> NDArray[np.uint32]:
+        """Room for counter blocks, (rows, blocks, 4), with what was written there before."""
+        if self._counters.shape != (rows, blocks, 4):
+            size = rows * blocks
+            if 4 * size > len(self._memory):
+                self._memory = np.empty(4 * size, dtype=">u4")
+                # The library asks for room for one block more than it writes.
+                self._stream = np.empty((size + 1) * _CIPHER_BLOCK, dtype=np.uint8)
+            self._counters = self._memory[: 4 * size].reshape(rows, blocks, 4)
+            self._written.clear()
+        return self._counters
+
+    def lacks(self, part: str, values: object) -> bool:
+        """Whether a part of the counter blocks has yet to be written with these values."""
+        lacking = self._written.get(part) != values
+        self._written[part] = values
+        return lacking
+
+    def encrypt(self, cipher: "CipherContext") -> NDArray[np.uint8]:
+        """The counter blocks under the cipher: (rows, bytes), overwritten by the next ones."""
+        cipher.update_into(self._counters.reshape(-1).view(np.uint8).data, self._stream.data)
+        return self._stream[: self._counters.nbytes].reshape(len(self._counters), -1)
 
 
 class CipherStreams(Streams):
@@ -226,27 +240,24 @@ class CipherStreams(Streams):
         rows = tensor.view(-1, tensor.shape[-1]).numpy()
         each = _CIPHER_BLOCK // rows.itemsize
         across, at_once = -(-rows.shape[1] // each), max(1, _BLOCK_BYTES // _CIPHER_BLOCK)
-        width, height = min(across, at_once), max(1, at_once // max(1, across))
-        cipher = self._cipher(purpose, rows.shape[1], tensor.dtype)
+        width, height = max(1, min(across, at_once)), max(1, at_once // max(1, across))
+        cipher, desk = self._cipher(purpose, rows.shape[1], tensor.dtype), self._desk
         for top in range(0, len(rows), height):
             for left in range(0, across, width):
                 block = rows[top : top + height, left * each : (left + width) * each]
                 wide = min(width, across - left)
-                counters, stream = self._desk.room(len(block), wide)
-                if self._desk.holds != (self, rounds, top, left, *counters.shape):
-                    streams = np.arange(top, top + len(block)) % len(self._run)
-                    counters[..., 1] = self._run[streams, None]
-                    counters[..., 2] = self._agent[streams, None]
+                counters = desk.lay_out(len(block), wide)
+                number = np.arange(top, top + len(block))
+                if desk.lacks("round", (round, rounds, top if rounds > 1 else 0)):
+                    counters[..., 0] = round + number[:, None] // len(self._run)
+                if desk.lacks("streams", (self, rounds, top)):
+                    stream = number % len(self._run)
+                    counters[..., 1] = self._run[stream, None]
+                    counters[..., 2] = self._agent[stream, None]
+                if desk.lacks("index", left):
                     counters[..., 3] = np.arange(left, left + wide)
-                    self._desk.holds = (self, rounds, top, left, *counters.shape)
-                if rounds == 1:
-                    counters[..., 0] = round
-                else:
-                    later = np.arange(top, top + len(block)) // len(self._run)
-                    counters[..., 0] = (round + later)[:, None]
-                cipher.update_into(counters.reshape(-1).view(np.uint8).data, stream.data)
-                bits = stream[: counters.nbytes].reshape(len(block), -1)
-                yield block, _to_uniform(bits[:, : block.shape[1] * rows.itemsize], tensor.dtype)
+                bits = desk.encrypt(cipher)[:, : block.shape[1] * rows.itemsize]
+                yield block, _to_uniform(bits, tensor.dtype)
 
     def _cipher(self, purpose: str, count: int, dtype: torch.dtype) -> "CipherContext":
         """Every purpose, count of numbers and type has a key of its own: no block serves twice."""

@@ -1,11 +1,13 @@
 """Three ways to the same gradient of many replicas: loop, vmap, and a fused stack.
 
 Which is quickest depends on size and device: on a CPU convolutions of one replica at a time keep
-the cache warm, while many small dense models gain from `vmap`. On a GPU a plain convolutional stack
-is computed by kernels that take all replicas at once (`sottovoce.problems.fused`).
+the cache warm, while many small dense models gain from being computed together: a plain stack by
+products written out (`sottovoce.problems.dense`), any other by `vmap`. On a GPU a plain
+convolutional stack is computed by kernels that take all replicas at once
+(`sottovoce.problems.fused`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import torch
@@ -14,6 +16,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from sottovoce.errors import ProblemError
 from sottovoce.kernels import usable
+from sottovoce.problems.dense import DenseStack
 from sottovoce.problems.fused import FusedStack
 from sottovoce.problems.memory import free_memory
 from sottovoce.problems.replicas import ParameterLayout
@@ -24,7 +27,7 @@ METHODS = ("auto", "loop", "vmap", "fused")
 Precision = Literal["float32", "bfloat16"]
 PRECISIONS = ("float32", "bfloat16")
 _VMAP_LIMIT = 100_000
-"""On a CPU, dense models below this many parameters are quicker under vmap."""
+"""On a CPU, dense models below this many parameters are quicker together."""
 
 _AT_ONCE = 64
 _FUSED_AT_ONCE = 1000
@@ -58,12 +61,15 @@ class ReplicaGradients:
         self._device, self._shape = device, shape
         self.layout = ParameterLayout(model)
         reduced = torch.bfloat16 if precision == "bfloat16" else None
-        self._stack = FusedStack.of(model, loss, shape, reduced)
+        self._stack: FusedStack | DenseStack | None = FusedStack.of(model, loss, shape, reduced)
+        if self._stack is None and not reduced and device.type == "cpu":
+            self._stack = DenseStack.of(model, loss, shape)
         if self._stack is None and (method == "fused" or reduced):
             raise ProblemError(
                 "fused gradients and bfloat16 need an nn.Sequential of 3x3 'same' convolutions "
                 "with 16, 32 or 64 channels over images of even sides, sigmoid, tanh or ReLU, 2x2 "
-                "max pools, Flatten and dense layers; use 'loop' or 'vmap' and float32"
+                "max pools, Flatten and dense layers (on a CPU dense layers alone will do in "
+                "float32); use 'loop' or 'vmap' and float32"
             )
         if reduced and method in ("loop", "vmap"):
             raise ProblemError(f"gradients by {method!r} are not computed in bfloat16; use 'fused'")
@@ -77,14 +83,16 @@ class ReplicaGradients:
             single = next(self.model.parameters()).dtype == torch.float32
             return "fused" if self._stack and single and usable(device) else "vmap"
         convolutional = any(isinstance(layer, nn.Conv2d) for layer in self.model.modules())
-        small = self.layout.dimension < _VMAP_LIMIT and not convolutional
-        return "vmap" if small else "loop"
+        if self.layout.dimension >= _VMAP_LIMIT or convolutional:
+            return "loop"
+        return "fused" if isinstance(self._stack, DenseStack) else "vmap"
 
     def at_once(self, batch: int) -> int:
         """How many replicas to compute together at `batch` samples each."""
-        if self._at_once is not None or self.method != "fused":
+        written_out = self.method == "fused" and isinstance(self._stack, FusedStack)
+        if self._at_once is not None or not written_out:
             return self._at_once or _AT_ONCE
-        assert self._stack is not None
+        assert isinstance(self._stack, FusedStack)
         assert self._shape is not None
         fitting = 0.8 * free_memory(self._device) / self._stack.bytes_each(batch, self._shape)
         return max(1, min(int(fitting), _FUSED_AT_ONCE))
@@ -94,10 +102,13 @@ class ReplicaGradients:
 
         vectors, out: (replicas, d); inputs, targets: (replicas, batch, ...).
         """
-        size = 1 if self.method == "loop" else self.at_once(inputs.shape[1])
-        for first in range(0, len(vectors), size):
-            part = slice(first, first + size)
+        for part in self.parts(len(vectors), inputs.shape[1]):
             self._compute(vectors[part], inputs[part], targets[part], out[part])
+
+    def parts(self, replicas: int, batch: int) -> Iterator[slice]:
+        """The replicas to compute together, in turn, at `batch` samples each."""
+        size = 1 if self.method == "loop" else self.at_once(batch)
+        return (slice(first, first + size) for first in range(0, replicas, size))
 
     def _compute(self, vectors: Tensor, inputs: Tensor, targets: Tensor, out: Tensor) -> None:
         if self.method == "fused":

@@ -14,6 +14,7 @@ from sottovoce.problems.base import (
     ConvexProblem,
     blocks,
     fingerprint,
+    in_large_pages,
     require_finite,
     require_sizes,
 )
@@ -52,12 +53,10 @@ class Logistic(ConvexProblem):
         )
         self.dtype = features.dtype
         self.regularisation, self.batch = regularisation, batch
-        # numpy asks the system for large pages, with which rows chosen at random come sooner.
-        rows = torch.from_numpy(np.empty(features.shape, features.numpy().dtype))
-        torch.mul(features, -labels.to(features.dtype).unsqueeze(-1), out=rows)
-        self._rows = rows.flatten(0, 1)
+        signed = features * -labels.to(features.dtype).unsqueeze(-1)
+        self._rows = in_large_pages(signed.flatten(0, 1))
         """-y_ij a_ij: (agents * n, d)."""
-        self._gathered = rows.new_empty(0, self.dimension)
+        self._gathered = self._rows.new_empty(0, self.dimension)
         self._first = (torch.arange(self.agents) * self.samples).unsqueeze(-1)
         self.optimum = self._minimiser()
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from sottovoce.errors import ProblemError
-from sottovoce.problems.base import Problem, require_finite, require_sizes
+from sottovoce.problems.base import Problem, in_large_pages, require_finite, require_sizes
 from sottovoce.problems.gradients import Loss, Method, Precision, ReplicaGradients
 from sottovoce.problems.memory import free_memory
 from sottovoce.problems.replicas import ParameterLayout, refuse_running_statistics
@@ -96,17 +96,20 @@ class ModuleProblem(Problem):
         return state
 
     def gradient(self, state: Tensor, streams: Streams, round: int, out: Tensor) -> Tensor:
-        inputs, targets = self.samples(streams, round)
+        places = self._training.places(self._chosen(streams, round)).flatten(0, 1)
         self.model.train()
-        self._gradients(
-            state.flatten(0, 1), inputs.flatten(0, 1), targets.flatten(0, 1), out.flatten(0, 1)
-        )
+        vectors, gradients = state.flatten(0, 1), out.flatten(0, 1)
+        for part in self._gradients.parts(len(vectors), self.batch):
+            inputs, targets = self._training.at(places[part])
+            self._gradients(vectors[part], inputs, targets, gradients[part])
         return out
+
+    def _chosen(self, streams: Streams, round: int) -> Tensor:
+        return streams.integers("data", round, self.batch, self._training.counts[:, None])
 
     def samples(self, streams: Streams, round: int) -> tuple[Tensor, Tensor]:
         """The batches behind a round's gradients: inputs and targets (runs, agents, batch, ...)."""
-        chosen = streams.integers("data", round, self.batch, self._training.counts[:, None])
-        return self._training.rows(chosen)
+        return self._training.rows(self._chosen(streams, round))
 
     def mean_input(self) -> Tensor:
         """The mean of all agents' training inputs: the best guess of who has seen nothing."""
@@ -200,12 +203,21 @@ class _AgentData:
             inputs, targets = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         counts = torch.tensor([len(x) for x, _ in pairs], device=device)
         inputs = inputs.to(device, dtype if inputs.is_floating_point() else inputs.dtype)
-        return cls(inputs, targets.to(device), first.to(device), counts)
+        return cls(in_large_pages(inputs), targets.to(device), first.to(device), counts)
 
     def rows(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Samples by their number within each agent's set: (runs, agents, n) -> (.., n, ...)."""
-        where = chosen + self._first[:, None]
-        return self.inputs[where], self.targets[where]
+        return self.at(self.places(chosen))
+
+    def places(self, chosen: Tensor) -> Tensor:
+        """Where those samples are among all agents': (runs, agents, n)."""
+        return chosen + self._first[:, None]
+
+    def at(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Samples by their places: (..., n) -> (..., n, ...)."""
+        flat = places.flatten()
+        inputs, targets = (data.index_select(0, flat) for data in (self.inputs, self.targets))
+        return inputs.unflatten(0, places.shape), targets.unflatten(0, places.shape)
 
     def first(self, most: int) -> "_AgentData":
         return _AgentData(self.inputs, self.targets, self._first, self.counts.clamp(max=most))

@@ -1,0 +1,314 @@
+"""How fast the simulator is on a CPU, beside other programs that compute the same: `make bench`.
+
+    python -m benchmarks.cpu [--only logistic,softmax] [--peer] [--against HEAD~1] [--quick]
+
+Every figure is a ratio to something that ran by turns with it, in CPU seconds on one thread.
+Prints a table and writes JSON with machine, versions and commit.
+"""
+
+import argparse
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks.baselines import NumpyDSGD, TorchLoop, seconds_of_copying
+from benchmarks.common import ROOT, Ratio, Worker, by_turns, git, machine, ratio, save, show
+from benchmarks.workloads import (
+    BATCH,
+    CLASSES,
+    DIMENSION,
+    SAMPLES,
+    cnn,
+    logistic,
+    seconds_a_round,
+    softmax,
+    softmax_data,
+)
+from sottovoce import DSGD, PDSGD, ring
+from sottovoce.randomness import private_streams
+
+PEER = "decent-bench==0.3.0"
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+Row = dict[str, Any]
+
+
+def compared(
+    subject: str, times: dict[str, list[float]], ours: str, per: float, wanted: dict[str, float]
+) -> list[Row]:
+    """Rows of the table: how many times as fast as each of the others ours is.
+
+    per: units of work (agent-steps, bytes) in one of the measured times. wanted: the smallest
+    ratios that we set out to reach, by the other's name.
+    """
+    rate = per / statistics.median(times[ours])
+    rows = []
+    for other in times:
+        if other != ours:
+            found = ratio(times[other], times[ours])
+            rows.append(
+                {
+                    "subject": subject,
+                    "ours": ours,
+                    "other": other,
+                    "ratio": found,
+                    "wanted": wanted.get(other),
+                    "ours_per_second": rate,
+                    "other_per_second": per / statistics.median(times[other]),
+                }
+            )
+    return rows
+
+
+def bare_numpy(agents: int, steps: int, dtype: torch.dtype) -> Callable[[], float]:
+    """The same problem by a bare numpy program that draws nothing: CPU seconds of a round."""
+    problem = logistic(agents, dtype)
+    features = -problem._rows.view(agents, SAMPLES, DIMENSION).numpy()
+    program = NumpyDSGD(features, ring(agents), problem.regularisation)
+    chosen = np.random.default_rng(0).integers(0, SAMPLES, (steps, agents, BATCH))
+
+    def timed() -> float:
+        program.step(chosen[0], 0.1)
+        begun = time.process_time()
+        for numbers in chosen:
+            program.step(numbers, 0.1)
+        return (time.process_time() - begun) / steps
+
+    return timed
+
+
+def logistic_rows(agents: int, repetitions: int, peer: Worker | None) -> list[Row]:
+    """PDSGD on logistic regression beside bare numpy and beside decent-bench."""
+    steps, graph = max(10, 2000 // agents), ring(agents)
+    kinds = {"float64": torch.float64, "float32": torch.float32}
+    works: dict[str, Callable[[], float]] = {}
+    for name, dtype in kinds.items():
+        problem = logistic(agents, dtype)
+        works[f"PDSGD, {name}"] = lambda p=problem: seconds_a_round(p, PDSGD(), graph, steps)  # type: ignore[misc]
+        works[f"numpy DSGD, {name}"] = bare_numpy(agents, steps, dtype)
+    if peer:
+        for name, whole in (("decent-bench DGD", False), ("decent-bench DGD, no drawing", True)):
+            works[name] = lambda w=whole: float(  # type: ignore[misc]
+                peer.ask(agents=agents, steps=steps, whole=w)["seconds"]
+            )
+    times = by_turns(works, repetitions)
+    wanted = {"decent-bench DGD": 5.0 if agents >= 20 else 0.0}
+    rows = []
+    for name in kinds:
+        numpy_name = f"numpy DSGD, {name}"
+        others = [numpy_name, *(other for other in times if "decent-bench" in other)]
+        part = {f"PDSGD, {name}": times[f"PDSGD, {name}"], **{o: times[o] for o in others}}
+        wanted[numpy_name] = 0.5 if agents >= 20 else 0.0
+        rows += compared(f"logistic, {agents} agents", part, f"PDSGD, {name}", agents, wanted)
+    return rows
+
+
+def softmax_rows(agents: int, repetitions: int) -> list[Row]:
+    """PDSGD on softmax regression beside a plain loop over torch modules."""
+    steps, graph, problem = 10, ring(agents), softmax(agents)
+    loop = TorchLoop(nn.Linear(DIMENSION, CLASSES), softmax_data(agents), graph)
+    chosen = torch.randint(SAMPLES, (steps, agents, BATCH))
+
+    def plain() -> float:
+        begun = time.process_time()
+        for numbers in chosen:
+            loop.step(numbers, 0.01)
+        return (time.process_time() - begun) / steps
+
+    times = by_turns(
+        {
+            "PDSGD": lambda: seconds_a_round(problem, PDSGD(), graph, steps),
+            "loop over torch modules": plain,
+        },
+        repetitions,
+    )
+    wanted = {"loop over torch modules": 3.0}
+    return compared(f"softmax, {agents} agents", times, "PDSGD", agents, wanted)
+
+
+def privacy_rows(repetitions: int) -> list[Row]:
+    """What privacy costs: a round of DSGD beside one of PDSGD, for two problems."""
+    rows = []
+    for name, problem, steps in (
+        ("logistic, 20 agents", logistic(20), 50),
+        ("the paper's CNN, 5 agents", cnn(), 1),
+    ):
+        graph = ring(problem.agents)
+        times = by_turns(
+            {
+                algorithm.name.upper(): (
+                    lambda a=algorithm, p=problem, n=steps: seconds_a_round(p, a, ring(p.agents), n)
+                )
+                for algorithm in (PDSGD(), DSGD())
+            },
+            repetitions,
+        )
+        rows += compared(name, times, "PDSGD", graph.agents, {})
+    return rows
+
+
+def cipher_rows(repetitions: int) -> list[Row]:
+    """Private numbers beside a bare copy of the same bytes, and their share of a round."""
+    agents, rounds = 100, 20
+    gradient = torch.ones(1, agents, DIMENSION, dtype=torch.float64)
+    size = gradient.numel() * gradient.element_size()
+    streams = private_streams(1, agents)
+
+    def draw() -> float:
+        begun = time.process_time()
+        for round in range(1, rounds + 1):
+            streams.scale_(gradient, 0.5, 1.5, "stepsize", round)
+        return (time.process_time() - begun) / rounds
+
+    problem, graph = logistic(agents), ring(agents)
+    times = by_turns(
+        {
+            "draw and multiply": draw,
+            "bare copy of as many bytes": lambda: seconds_of_copying(size),
+            "whole round of PDSGD": lambda: seconds_a_round(problem, PDSGD(), graph, 20),
+        },
+        repetitions,
+    )
+    return compared(f"stepsizes of {agents} agents, float64", times, "draw and multiply", size, {})
+
+
+def against_rows(revision: str, repetitions: int) -> list[Row]:
+    """The same rounds by these sources and by another revision's, in two processes by turns."""
+    works = {"logistic": (100, 20), "logistic float32": (100, 20), "softmax": (100, 10)}
+    rows = []
+    with other_sources(revision) as sources:
+        command = [sys.executable, "-m", "benchmarks.workloads"]
+        here = Worker(command, PYTHONPATH=f"{ROOT / 'src'}:{ROOT}", **ONE_THREAD)
+        there = Worker(command, PYTHONPATH=f"{sources}:{ROOT}", **ONE_THREAD)
+        with here, there:
+            for work, (agents, steps) in works.items():
+                times = by_turns(
+                    {
+                        name: lambda w=worker, k=work, a=agents, n=steps: float(  # type: ignore[misc]
+                            w.ask(work=k, agents=a, steps=n)["seconds"]
+                        )
+                        for name, worker in (("these sources", here), (revision, there))
+                    },
+                    repetitions,
+                )
+                rows += compared(f"{work}, {agents} agents", times, "these sources", agents, {})
+    return rows
+
+
+@contextmanager
+def other_sources(revision: str) -> Iterator[Path]:
+    """The sources of a revision, in a worktree of their own that is removed afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="sottovoce-against-"))
+    try:
+        subprocess.run(
+            ["git", "worktree", "add", "--detach", "--force", str(folder / "tree"), revision],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+        )
+        yield folder / "tree" / "src"
+    finally:
+        git("worktree", "remove", "--force", str(folder / "tree"))
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def peer_command(python: str, environment: str | None) -> list[str] | str:
+    """How to start decent-bench, its environment made first; or why that cannot be."""
+    folder = Path(environment or ROOT / "sottovoce-results" / "peer")
+    found = folder / "bin" / "python"
+    if not found.exists():
+        interpreter = shutil.which(python)
+        if interpreter is None:
+            return f"{python} was not found; name a Python 3.13 with --peer-python"
+        for command in (
+            [interpreter, "-m", "venv", str(folder)],
+            [str(found), "-m", "pip", "install", "--quiet", PEER],
+        ):
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                return f"{' '.join(command)} failed: {done.stderr.strip().splitlines()[-1:]}"
+    return [str(found), str(ROOT / "benchmarks" / "peer.py")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parts = ("logistic", "softmax", "privacy", "cipher")
+    parser.add_argument("--only", default=",".join(parts), help=f"some of {', '.join(parts)}")
+    parser.add_argument("--repetitions", type=int, default=9)
+    parser.add_argument("--peer", action="store_true", help=f"compare with {PEER}, too")
+    parser.add_argument("--peer-environment", help="a virtual environment that has it")
+    parser.add_argument("--peer-python", default="python3.13", help="what makes that environment")
+    parser.add_argument("--against", metavar="REVISION", help="compare with another revision")
+    parser.add_argument("--output", default="sottovoce-results/bench-cpu.json")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    chosen, repetitions = options.only.split(","), options.repetitions
+    rows: list[Row] = []
+    notes: list[str] = []
+    if "logistic" in chosen:
+        command: list[str] | str = "--peer was not given"
+        if options.peer:
+            command = peer_command(options.peer_python, options.peer_environment)
+        if isinstance(command, str):
+            notes.append(f"no comparison with decent-bench: {command}")
+            for agents in (5, 20, 100):
+                rows += logistic_rows(agents, repetitions, None)
+        else:
+            with Worker(command, **ONE_THREAD) as peer:
+                for agents in (5, 20, 100):
+                    rows += logistic_rows(agents, repetitions, peer)
+    if "softmax" in chosen:
+        rows += softmax_rows(100, repetitions)
+    if "privacy" in chosen:
+        rows += privacy_rows(repetitions)
+    if "cipher" in chosen:
+        rows += cipher_rows(repetitions)
+    if options.against and git("rev-parse", "--verify", f"{options.against}^{{commit}}"):
+        rows += against_rows(options.against, repetitions)
+    elif options.against:
+        notes.append(f"no comparison with {options.against}: no such revision, or no repository")
+    facts = machine()
+    report(rows, notes, facts)
+    kept = [row | {"ratio": vars(row["ratio"])} for row in rows]
+    save(options.output, {"machine": facts, "notes": notes, "rows": kept})
+
+
+def report(rows: list[Row], notes: list[str], facts: dict[str, Any]) -> None:
+    """Print the table and what is to be said about it."""
+    show(
+        f"CPU seconds of others over ours, medians by turns, one thread ({facts['processor']})",
+        ("what", "ours", "beside", "times as fast (quartiles)", "wanted", "ours a second"),
+        [
+            (
+                row["subject"],
+                row["ours"],
+                row["other"],
+                row["ratio"],
+                verdict(row["ratio"], row["wanted"]),
+                f"{row['ours_per_second']:,.0f}",
+            )
+            for row in rows
+        ],
+    )
+    for note in notes:
+        print(note)
+
+
+def verdict(found: Ratio, wanted: float | None) -> str:
+    if not wanted:
+        return ""
+    return f"{wanted:g}: {'reached' if found.median >= wanted else 'missed'}"
+
+
+if __name__ == "__main__":
+    main()
