@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from sottovoce.adversaries import Adversary, Eavesdropper
+from sottovoce.advice import advice
 from sottovoce.algorithms import Algorithm
 from sottovoce.attacks import ATTACKS, Attack
 from sottovoce.audit.scores import Effort, Row
@@ -71,8 +72,16 @@ class Audit:
         if self.blind:
             shown = ", ".join(f"{error:.1f} in round {k}" for k, error in self.blind.items())
             said.append(f"A blind guess has the median error {shown}.")
+        said += self._advice()
         said.append("Surviving these attacks is not a proof: a stronger one may exist.")
         return said
+
+    def _advice(self) -> list[str]:
+        """What to use instead of the algorithms that gave images away."""
+        broken = {row.algorithm for row in self.rows if row.adversary != CONTROL and row.recovered}
+        advised = self.facts.get("advice", {})
+        lines = [line for name in advised if name in broken for line in advised[name]]
+        return list(dict.fromkeys(lines))
 
     def save(self, stem: str | Path) -> None:
         """Write `stem.json` (rows and facts) and `stem.safetensors` (images)."""
@@ -123,6 +132,7 @@ def audit(
     targets: int = 8,
     attacks: Iterable[Attack] | None = None,
     effort: Effort | None = None,
+    private_start: float = 0.0,
     folder: str | Path | None = None,
     recorded: Recorded | None = None,
     save: str | Path | None = None,
@@ -136,7 +146,7 @@ def audit(
     shape, range and scaling of the images. stepsize: its schedule serves all algorithms, its law
     those that draw private stepsizes. agents: which agents to attack, all unless given. rounds:
     which rounds to attack. targets: how many (run, agent) pairs. attacks: all of `ATTACKS` unless
-    given. folder: finished rows are kept there, and a call with the same arguments continues an
+    given. private_start: as for `simulate`. folder: finished rows are kept there, and a call with the same arguments continues an
     interrupted one. recorded: a recording to attack instead of training one; save: where to keep
     the recording made. report: is called with every finished row.
     """
@@ -152,6 +162,7 @@ def audit(
         list(ATTACKS.values() if attacks is None else attacks),
         effort,
         None if agents is None else frozenset(agents),
+        private_start,
     )
     store = Store(folder, plan, stepsize, [str(who) for who in chosen], insecure_seed)
     total = (
@@ -180,5 +191,6 @@ def audit(
         "restarts": effort.search.restarts,
         "trace": list(effort.search.trace),
         "accuracy": work.accuracy,
+        "advice": {str(one): advice(graph, one) for one in algorithms},
     }
     return Audit(work.rows, work.blind, facts, work.truth, work.images, work.mean_image)

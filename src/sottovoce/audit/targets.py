@@ -72,6 +72,7 @@ def record(
     recorded: Collection[int],
     runs: int,
     insecure_seed: int,
+    private_start: float = 0.0,
     progress: bool = False,
 ) -> Recorded:
     """Train for as long as the recorded rounds ask, and keep what an audit needs.
@@ -91,6 +92,7 @@ def record(
         stepsize=stepsize,
         measure=[steps],
         record=Recording(sorted(recorded), range(runs)),
+        private_start=private_start,
         insecure_seed=insecure_seed,
         progress=progress,
     )

@@ -49,6 +49,7 @@ class Plan:
     effort: Effort
     agents: frozenset[int] | None = None
     """Which agents to attack; None is all."""
+    private_start: float = 0.0
 
     def attacked(self, adversary: Adversary | None = None) -> list[int]:
         """The agents to attack: those of the plan that are not the adversary's own."""
@@ -76,6 +77,7 @@ class Plan:
             attacked=self.rounds,
             recorded=needed | set(self.rounds),
             runs=-(-self.targets // fewest),
+            private_start=self.private_start,
             insecure_seed=seed,
         )
 
@@ -90,6 +92,7 @@ class Plan:
             "search": vars(self.effort.search),
             "threshold": self.effort.threshold,
             "confined": self.effort.confined,
+            "private_start": self.private_start,
             "agents": None if self.agents is None else sorted(self.agents),
         }
 

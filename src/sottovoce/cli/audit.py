@@ -12,7 +12,16 @@ from sottovoce.attacks import attack_named
 from sottovoce.audit.scores import THRESHOLD, Effort, Row
 from sottovoce.audit.targets import Recorded
 from sottovoce.cli.learn import Epochs
-from sottovoce.cli.options import AsJson, GraphName, InsecureSeed, Out, Runs, WritePage
+from sottovoce.cli.options import (
+    AsJson,
+    GraphName,
+    InsecureSeed,
+    Out,
+    PrivateStart,
+    RuleForW,
+    Runs,
+    WritePage,
+)
 from sottovoce.cli.show import finish, notes, show_progress
 from sottovoce.errors import AttackError
 from sottovoce.experiments.frontier import LEVELS, Sizes
@@ -67,6 +76,8 @@ def audit(
     data: Data = "subset",
     data_dir: DataDir = None,
     graph: GraphName = "ring:5",
+    mixing_weights: RuleForW = "metropolis",
+    private_start: PrivateStart = 0.0,
     batch: Annotated[int, typer.Option("--batch-size", min=1, help="Images in a gradient.")] = 1,
     targets: Targets = 8,
     rounds: Annotated[str, typer.Option(help="Rounds to attack: 50 or 1,10,50.")] = "50",
@@ -92,7 +103,7 @@ def audit(
 
     A stopped audit goes on where it was when the same command is given again.
     """
-    network = parse_graph(graph)
+    network = parse_graph(graph, mixing_weights)
     settings = experiments.AuditSettings(
         algorithms=tuple(parse_algorithm(text) for text in algorithm or ["pdsgd"]),
         stepsize=parse_stepsize(stepsize),
@@ -109,6 +120,7 @@ def audit(
             controls,
             confined=model == "paper",
         ),
+        private_start=private_start,
     )
     study = experiments.audit_images(
         settings,

@@ -9,6 +9,7 @@ import typer
 
 from sottovoce.accountant import Account, account
 from sottovoce.adversaries import parse_adversary
+from sottovoce.advice import advice
 from sottovoce.algorithms import parse_algorithm
 from sottovoce.cli.options import AsJson, GraphName, Weights
 from sottovoce.cli.show import answers, print_json, print_table, print_written
@@ -53,10 +54,16 @@ def check(
         str, typer.Option(help="experiment, uniform:1/k^0.75, 1/k, ... (parts joined by ':').")
     ] = "experiment",
     weights: Weights = "metropolis",
+    algorithm: Annotated[
+        str, typer.Option(help="What to judge: dsgd, pdsgd, noisy-dsgd:0.01, zero-sum:0.1, ...")
+    ] = "pdsgd",
     as_json: AsJson = False,
 ) -> None:
-    """Decide every assumption of the theorems, with its number; exit with 1 if one fails."""
-    law = parse_stepsize(stepsize)
+    """Decide every assumption of the theorems, with its number; exit with 1 if one fails.
+
+    Then say what the algorithm gives away on this graph, and what to use instead.
+    """
+    law, rule = parse_stepsize(stepsize), parse_algorithm(algorithm)
     built: Graph | GraphError
     try:
         built = _graph_with_weights(graph, weights)
@@ -73,6 +80,7 @@ def check(
         if c.met is False
     ]
     conditions = on_graph + on_stepsize
+    advised = [] if isinstance(built, GraphError) else advice(built, rule)
     name = graph or (Path(weights).name if weights.endswith(".csv") else "ring:5")
     if as_json:
         print_json(
@@ -83,10 +91,14 @@ def check(
                 "all_met": all(c.met for c in conditions),
                 "faults": faults,
                 "conditions": [vars(c) for c in conditions],
+                "algorithm": str(rule),
+                "advice": advised,
             }
         )
     else:
         _print_conditions(f"Graph {name}, stepsize {law}", conditions, faults)
+        for line in advised:
+            answers.print(f"- {line}", markup=False, soft_wrap=True)
     if not all(c.met for c in conditions):
         raise typer.Exit(1)
 

@@ -25,3 +25,10 @@ InsecureSeed = Annotated[
 WritePage = Annotated[
     bool, typer.Option("--report", help="Write report.html too: all of it on one page.")
 ]
+
+RuleForW = Annotated[
+    str, typer.Option(help="metropolis, lazy-metropolis, max-degree or best-constant.")
+]
+PrivateStart = Annotated[
+    float, typer.Option(help="Standard deviation of private numbers added to the starting point.")
+]

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sottovoce.cli.options import AsJson, GraphName, InsecureSeed
+from sottovoce.cli.options import AsJson, GraphName, InsecureSeed, PrivateStart, RuleForW
 from sottovoce.cli.show import answers, print_json
 
 
@@ -15,7 +15,7 @@ def train(
     ] = None,
     graph: GraphName = "ring:5",
     algorithm: Annotated[
-        str, typer.Option(help="pdsgd, pdsgd:dirichlet, dsgd or noisy-dsgd:0.01.")
+        str, typer.Option(help="pdsgd, pdsgd:coordinate, zero-sum:0.1, dsgd or noisy-dsgd:0.01.")
     ] = "pdsgd",
     stepsize: Annotated[
         str | None,
@@ -27,6 +27,8 @@ def train(
     partition: Annotated[
         str, typer.Option(help="Who holds which images: equal, dirichlet:0.5, shards:2.")
     ] = "equal",
+    weights: RuleForW = "metropolis",
+    private_start: PrivateStart = 0.0,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Folder to save to after each epoch and to resume from.")
     ] = None,
@@ -51,6 +53,8 @@ def train(
         batch_size=batch_size,
         data=data,
         partition=partition,
+        weights=weights,
+        private_start=private_start,
         checkpoint=str(checkpoint.absolute()) if checkpoint else None,
         timeout=timeout,
         insecure_seed=insecure_seed,

@@ -12,6 +12,7 @@ from sottovoce.algorithms import parse_algorithm
 from sottovoce.errors import DistributedError
 from sottovoce.graphs import parse_graph
 from sottovoce.partitions import parse_partition
+from sottovoce.randomness import require_jitter
 from sottovoce.stepsizes import parse_stepsize
 
 REPORT = "sottovoce-report "
@@ -23,7 +24,7 @@ class Training:
     """A training of a small CNN on MNIST, as text and numbers that every agent can be given.
 
     stepsize: the algorithm's own law with mean 0.3/k unless given; k counts epochs unless it says
-    `block=`. checkpoint: a folder to save to after each epoch and to resume from.
+    `block=`. weights: the rule for W. private_start: as for `DecentralizedSGD`. checkpoint: a folder to save to after each epoch and to resume from.
     """
 
     graph: str = "ring:5"
@@ -33,13 +34,16 @@ class Training:
     batch_size: int = 32
     data: str = "subset"
     partition: str = "equal"
+    weights: str = "metropolis"
+    private_start: float = 0.0
     checkpoint: str | None = None
     timeout: float = 60.0
     insecure_seed: int | None = None
 
     def check(self, agents: int | None = None) -> int:
         """Refuse what no agent could start with, and return the number of agents."""
-        graph = parse_graph(self.graph)
+        graph = parse_graph(self.graph, self.weights)
+        require_jitter(self.private_start)
         if agents is not None and agents != graph.agents:
             raise DistributedError(
                 f"{agents} agents were asked for, but the graph {self.graph} has {graph.agents}"

@@ -25,7 +25,8 @@ _SHARED_SEED = 0
 def run(training: Training) -> None:
     """Train as one agent and report the accuracy after each epoch."""
     agent = connect(timeout=max(training.timeout, 60.0))
-    graph, algorithm = parse_graph(training.graph), parse_algorithm(training.algorithm)
+    graph = parse_graph(training.graph, training.weights)
+    algorithm = parse_algorithm(training.algorithm)
     data = load(training.data)
     parts = parse_partition(training.partition)(data.training.labels, graph.agents, _SHARED_SEED)
     rounds = max(parts.sizes) // training.batch_size
@@ -43,6 +44,7 @@ def run(training: Training) -> None:
         graph,
         algorithm,
         stepsize_of(training.stepsize, algorithm, rounds),
+        private_start=training.private_start,
         timeout=training.timeout,
         insecure_seed=training.insecure_seed,
     )

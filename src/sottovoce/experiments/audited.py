@@ -34,6 +34,7 @@ class AuditSettings:
     rounds: Sequence[int] = (50,)
     targets: int = 8
     effort: Effort = field(default_factory=Effort)
+    private_start: float = 0.0
 
     def command_options(self) -> str:
         names = {
@@ -48,6 +49,7 @@ class AuditSettings:
             [
                 *repeated,
                 *([] if self.effort.controls else ["--no-controls"]),
+                *([f"--private-start {self.private_start:g}"] if self.private_start else []),
                 f"--stepsize {self.stepsize}",
                 f"--rounds {','.join(map(str, self.rounds))}",
                 f"--targets {self.targets}",
@@ -101,6 +103,7 @@ def audit_images(
         targets=settings.targets,
         attacks=settings.attacks,
         effort=settings.effort,
+        private_start=settings.private_start,
         folder=folder,
         recorded=recorded,
         save=save,
@@ -110,7 +113,8 @@ def audit_images(
     )
     command = (
         f"sottovoce audit {settings.command_options()} --model {model} --weights {weights} "
-        f"--data {data} --batch-size {batch} --graph {graph.name} --device {device}"
+        f"--data {data} --batch-size {batch} --graph {graph.name} --mixing-weights {graph.weights} "
+        f"--device {device}"
     )
     return audit_study(found, command)
 
