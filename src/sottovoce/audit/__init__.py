@@ -72,16 +72,10 @@ class Audit:
         if self.blind:
             shown = ", ".join(f"{error:.1f} in round {k}" for k, error in self.blind.items())
             said.append(f"A blind guess has the median error {shown}.")
-        said += self._advice()
+        advised = self.facts.get("advice", {}).values()
+        said += dict.fromkeys(line for lines in advised for line in lines)
         said.append("Surviving these attacks is not a proof: a stronger one may exist.")
         return said
-
-    def _advice(self) -> list[str]:
-        """What to use instead of the algorithms that gave images away."""
-        broken = {row.algorithm for row in self.rows if row.adversary != CONTROL and row.recovered}
-        advised = self.facts.get("advice", {})
-        lines = [line for name in advised if name in broken for line in advised[name]]
-        return list(dict.fromkeys(lines))
 
     def save(self, stem: str | Path) -> None:
         """Write `stem.json` (rows and facts) and `stem.safetensors` (images)."""
@@ -146,9 +140,9 @@ def audit(
     shape, range and scaling of the images. stepsize: its schedule serves all algorithms, its law
     those that draw private stepsizes. agents: which agents to attack, all unless given. rounds:
     which rounds to attack. targets: how many (run, agent) pairs. attacks: all of `ATTACKS` unless
-    given. private_start: as for `simulate`. folder: finished rows are kept there, and a call with the same arguments continues an
-    interrupted one. recorded: a recording to attack instead of training one; save: where to keep
-    the recording made. report: is called with every finished row.
+    given. private_start: as for `simulate`. folder: finished rows are kept there, and a call with
+    the same arguments continues an interrupted one. recorded: a recording to attack instead of
+    training one; save: where to keep the recording made. report: is called with every finished row.
     """
     algorithms = list(algorithm) if isinstance(algorithm, Sequence) else [algorithm]
     chosen = list(adversary) if isinstance(adversary, Sequence) else [adversary or Eavesdropper()]

@@ -24,7 +24,8 @@ class Training:
     """A training of a small CNN on MNIST, as text and numbers that every agent can be given.
 
     stepsize: the algorithm's own law with mean 0.3/k unless given; k counts epochs unless it says
-    `block=`. weights: the rule for W. private_start: as for `DecentralizedSGD`. checkpoint: a folder to save to after each epoch and to resume from.
+    `block=`. weights: the rule for W. private_start: as for `DecentralizedSGD`. checkpoint: a
+    folder to save to after each epoch and to resume from.
     """
 
     graph: str = "ring:5"
