@@ -77,17 +77,7 @@ def simulate(
             f"cannot record round {max(record.rounds)} of run {max(record.runs)}: "
             f"there are {steps} rounds and runs {runs.start} to {runs.stop - 1}"
         )
-    facts = {
-        "problem": problem.describe(),
-        "algorithm": algorithm.describe(),
-        "stepsize": stepsize.describe(),
-        "graph": graph.describe(),
-        "steps": steps,
-        "runs": len(runs),
-        **({"first_run": runs.start} if runs.start else {}),
-        "private_start": private_start,
-        "insecure_seed": insecure_seed,
-    }
+    facts = describe(problem, algorithm, graph, stepsize, steps, runs, private_start, insecure_seed)
     identity = json.dumps([facts, rounds, repr(stepsize.deviation)], sort_keys=True)
     at_once = _runs_at_once(problem, checkpoint) or len(runs)
     parts = []
@@ -104,6 +94,30 @@ def simulate(
             final = part.final if keep_final else part.final[..., :0]
             parts.append(replace(part, final=final.cpu()))
     return join(parts)
+
+
+def describe(
+    problem: Problem,
+    algorithm: Algorithm,
+    graph: Graph,
+    stepsize: Stepsize,
+    steps: int,
+    runs: range,
+    private_start: float,
+    insecure_seed: int | None,
+) -> dict[str, Any]:
+    """What a simulation computes, as JSON: a result's facts."""
+    return {
+        "problem": problem.describe(),
+        "algorithm": algorithm.describe(),
+        "stepsize": stepsize.describe(),
+        "graph": graph.describe(),
+        "steps": steps,
+        "runs": len(runs),
+        **({"first_run": runs.start} if runs.start else {}),
+        "private_start": private_start,
+        "insecure_seed": insecure_seed,
+    }
 
 
 class _Simulation:

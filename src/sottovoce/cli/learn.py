@@ -30,6 +30,11 @@ PrivateStart = Annotated[
 ]
 DataDir = Annotated[str | None, typer.Option(help="Folder of IDX files (or set SOTTOVOCE_DATA).")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Precision = Annotated[str, typer.Option(help="Of activations: float32 or, quicker, bfloat16.")]
+Piece = Annotated[
+    int | None,
+    typer.Option(min=1, help="Finish and keep so many runs at a time, for very many runs."),
+]
 Resume = Annotated[
     bool, typer.Option("--resume/--fresh", help="Continue a stopped run with the same options.")
 ]
@@ -54,6 +59,8 @@ def _command(
         graph: GraphName = "ring:5",
         data_dir: DataDir = None,
         device: Device = "cpu",
+        precision: Precision = "float32",
+        piece: Piece = None,
         insecure_seed: InsecureSeed = None,
         resume: Resume = True,
         out: Out = default_out,
@@ -72,6 +79,7 @@ def _command(
             private_start=private_start,
             data_dir=data_dir,
             device=device,
+            precision=precision,  # type: ignore[arg-type]
         )
         study = experiment(
             training,
@@ -79,6 +87,7 @@ def _command(
             runs=runs,
             insecure_seed=insecure_seed,
             checkpoint=_checkpoint(out, resume),
+            piece=piece,
             progress=show_progress(),
         )
         finish(study, out, as_json, report)

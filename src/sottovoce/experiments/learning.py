@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +15,9 @@ from sottovoce.errors import ProblemError
 from sottovoce.experiments.noise_attack import PAPER_DLG_ERRORS, noise_attack
 from sottovoce.experiments.study import Study, Table
 from sottovoce.graphs import Graph, ring
+from sottovoce.pieces import simulate_in_pieces
 from sottovoce.problems import ModuleProblem
+from sottovoce.problems.gradients import PRECISIONS, Precision
 from sottovoce.problems.module import Samples
 from sottovoce.results import Result
 from sottovoce.simulate import simulate
@@ -51,7 +54,8 @@ class Training:
     """What is trained, on what, by whom and for how long.
 
     schedule: what k counts in the stepsize scale/k: `epoch` or, as the paper's text reads,
-    `iteration`. partition: `equal`, `dirichlet:0.5`, `shards:2`, `counts:...`.
+    `iteration`. partition: `equal`, `dirichlet:0.5`, `shards:2`, `counts:...`. precision: of
+    activations, `float32` or `bfloat16`.
     """
 
     model: str = "small"
@@ -65,12 +69,14 @@ class Training:
     private_start: float = 0.0
     data_dir: str | None = None
     device: str = "cpu"
+    precision: Precision = "float32"
 
     def __post_init__(self) -> None:
         for name, value, accepted in (
             ("model", self.model, _MODELS),
             ("data", self.data, _DATA),
             ("schedule", self.schedule, ("epoch", "iteration")),
+            ("precision", self.precision, PRECISIONS),
         ):
             if value not in accepted:
                 raise ProblemError(
@@ -105,6 +111,7 @@ class Training:
             validation,
             batch=self.batch,
             initialise=lambda model, run: models.initialise(model, run, self.activation),
+            precision=self.precision,
             device=self.device,
         )
 
@@ -116,7 +123,7 @@ class Training:
         return (
             f"--model {self.model} --data {self.data} --epochs {self.epochs} "
             f"--batch-size {self.batch} --scale {self.scale:g} --schedule {self.schedule} "
-            f"--partition {self.partition} --device {self.device}"
+            f"--partition {self.partition} --device {self.device} --precision {self.precision}"
         )
 
 
@@ -127,17 +134,29 @@ def mnist(
     runs: int = 5,
     insecure_seed: int | None = None,
     checkpoint: str | Path | None = None,
+    piece: int | None = None,
     progress: bool = False,
 ) -> Study:
-    """PDSGD against DSGD: training and validation accuracy over epochs, mean of all runs."""
+    """PDSGD against DSGD: training and validation accuracy over epochs, mean of all runs.
+
+    piece: how many runs to finish and keep at a time, instead of keeping states of all.
+    """
     training, graph = training or Training(), graph or ring(5)
     options = f"{training.command_options()} --runs {runs} --graph {graph.name}"
     data, validation, held = training.portions(graph.agents)
     problem = training.problem(data, validation)
+    train = partial(
+        _train,
+        graph=graph,
+        training=training,
+        runs=runs,
+        insecure_seed=insecure_seed,
+        checkpoint=checkpoint,
+        piece=piece,
+        progress=progress,
+    )
     found = {
-        name: _train(
-            problem, algorithm, law, graph, training, runs, insecure_seed, checkpoint, progress
-        )
+        name: train(problem, algorithm, law)
         for name, algorithm, law in (
             ("PDSGD", PDSGD(), Experiment()),
             ("DSGD", DSGD(), Deterministic()),
@@ -198,26 +217,33 @@ def noise(
     runs: int = 3,
     insecure_seed: int | None = None,
     checkpoint: str | Path | None = None,
+    piece: int | None = None,
     progress: bool = False,
 ) -> Study:
     """Table I: accuracies of NoisyDSGD under growing noise, and the attacker's error.
 
-    attacked: how many images the attacker tries to recover at each level; 0 leaves it out.
+    attacked: how many images the attacker tries to recover at each level; 0 leaves it out. piece:
+    see `mnist`.
     """
     training, graph = training or Training(), graph or ring(5)
     options = f"{training.command_options()} --runs {runs} --graph {graph.name}"
     data, validation, _ = training.portions(graph.agents)
     problem = training.problem(data, validation)
+    train = partial(
+        _train,
+        graph=graph,
+        training=training,
+        runs=runs,
+        insecure_seed=insecure_seed,
+        checkpoint=checkpoint,
+        piece=piece,
+        progress=progress,
+    )
     algorithms: list[tuple[str, Algorithm, Law]] = [
         (f"NoisyDSGD, noise {level:g}", NoisyDSGD(level), Deterministic()) for level in levels
     ]
     algorithms.append(("PDSGD", PDSGD(), Experiment()))
-    found = {
-        name: _train(
-            problem, algorithm, law, graph, training, runs, insecure_seed, checkpoint, progress
-        )
-        for name, algorithm, law in algorithms
-    }
+    found = {name: train(problem, algorithm, law) for name, algorithm, law in algorithms}
     final = {
         name: tuple(result.metric(metric)[-1] for metric in _METRICS)
         for name, result in found.items()
@@ -318,17 +344,20 @@ def _train(
     problem: ModuleProblem,
     algorithm: Algorithm,
     law: Law,
+    *,
     graph: Graph,
     training: Training,
     runs: int,
     insecure_seed: int | None,
     checkpoint: str | Path | None,
+    piece: int | None,
     progress: bool,
 ) -> Result:
     epoch = problem.rounds_an_epoch
     steps = training.epochs * epoch
     early = {0, epoch // 4, epoch // 2, 3 * epoch // 4}
-    return simulate(
+    compute = partial(
+        simulate if piece is None else simulate_in_pieces,
         problem,
         algorithm,
         graph,
@@ -336,11 +365,16 @@ def _train(
         steps=steps,
         runs=runs,
         measure=early | set(range(epoch, steps + 1, epoch)),
-        checkpoint=Path(checkpoint) / str(algorithm).replace(":", "-") if checkpoint else None,
         private_start=training.private_start,
         insecure_seed=insecure_seed,
         progress=progress,
     )
+    folder = Path(checkpoint) / str(algorithm).replace(":", "-") if checkpoint else None
+    if piece is None:
+        return compute(checkpoint=folder)
+    if folder is None:
+        raise ProblemError("runs in pieces need a folder to keep them in; give a checkpoint folder")
+    return compute(folder=folder, piece=piece)
 
 
 def _samples(images: datasets.ImageData, partition: partitions.Partition) -> list[Samples]:

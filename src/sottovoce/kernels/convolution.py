@@ -60,19 +60,19 @@ def convolve_first(
 
 
 def input_gradient(
-    dz: Tensor, weight: Tensor, lower: Tensor, index: Tensor | None, activation: str
-) -> tuple[Tensor, Tensor]:
-    """Gradient with respect to the lower layer's sums, and its total over images and pixels.
+    dz: Tensor, weight: Tensor, lower: Tensor, index: Tensor | None, after: After, total: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Gradient with respect to the lower layer's sums, and if asked its total over all pixels.
 
     dz: (replicas, images, H, W, outputs); weight: `backward_weight`; lower: the lower layer's
-    outputs (replicas, images, H, W, inputs), behind `activation` and, where `index` is given, a max
-    pool, through which the gradient goes back to (replicas, images, 2H, 2W, inputs).
+    outputs (replicas, images, H, W, inputs) behind what is `after` it; through a max pool, whose
+    `index` it takes, the gradient goes back to (replicas, images, 2H, 2W, inputs).
     """
     if usable(dz.device):
-        return _input_gradient_by_kernel(dz, weight, lower, index, activation)
-    gradient = _plain(dz, weight) * slope(lower, activation)
-    total = gradient.sum((1, 2, 3))
-    return (gradient if index is None else _spread(gradient, index)), total
+        return _input_gradient_by_kernel(dz, weight, lower, index, after, total)
+    gradient = _plain(dz, weight) * slope(lower, after.activation)
+    added = gradient.sum((1, 2, 3)) if total else None
+    return (gradient if index is None else _spread(gradient, index)), added
 
 
 def weight_gradient(x: Tensor, dz: Tensor, out: Tensor) -> None:
@@ -91,16 +91,20 @@ def weight_gradient(x: Tensor, dz: Tensor, out: Tensor) -> None:
             out[..., dy, dx] = dz.flatten(1, 3).mT @ shifted.flatten(1, 3)
 
 
-def first_weight_gradient(x: Tensor, dz: Tensor, out: Tensor) -> None:
-    """`weight_gradient` for the first layer, whose x is (replicas, images, inputs, H, W)."""
+def first_weight_gradient(x: Tensor, dz: Tensor, out: Tensor, bias: Tensor) -> None:
+    """`weight_gradient` for the first layer, and its bias's gradient to `bias`.
+
+    x: (replicas, images, inputs, H, W); bias: (replicas, outputs) rows of any stride.
+    """
     if usable(x.device):
-        _first_weight_gradient_by_kernel(x, dz, out)
+        _first_weight_gradient_by_kernel(x, dz, out, bias)
     else:
         weight_gradient(x.permute(0, 1, 3, 4, 2), dz, out)
+        bias.copy_(dz.sum((1, 2, 3)))
 
 
 def unflatten(
-    gradient: Tensor, outputs: Tensor, index: Tensor | None, activation: str
+    gradient: Tensor, outputs: Tensor, index: Tensor | None, after: After
 ) -> tuple[Tensor, Tensor]:
     """Gradient with respect to the last convolution's sums, and its total, from that of `outputs`.
 
@@ -108,8 +112,8 @@ def unflatten(
     (replicas, images, H, W, channels), or (.., 2H, 2W, ..) behind a max pool.
     """
     if usable(gradient.device):
-        return _unflatten_by_kernel(gradient, outputs, index, activation)
-    dz = (gradient * slope(outputs, activation)).permute(0, 1, 3, 4, 2)
+        return _unflatten_by_kernel(gradient, outputs, index, after)
+    dz = (gradient * slope(outputs, after.activation)).permute(0, 1, 3, 4, 2)
     total = dz.sum((1, 2, 3))
     if index is None:
         return dz.contiguous(), total
@@ -125,6 +129,19 @@ def outer(left: Tensor, right: Tensor, out: Tensor) -> None:
         _outer_by_kernel(left, right, out)
     else:
         out.copy_(left.mT @ right)
+
+
+def convert(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """(replicas, ...) in another type, where the rows may begin any stride apart."""
+    if not usable(rows.device) or rows.dtype == dtype:
+        return rows.to(dtype)
+    from sottovoce.kernels.device import convolution as device
+
+    out = torch.empty(rows.shape, dtype=dtype, device=rows.device)
+    block, warps = _CONVERT
+    grid = (_ceil(rows[0].numel(), block), len(rows))
+    device.convert[grid](rows, out, rows[0].numel(), rows.stride(0), block, num_warps=warps)
+    return out
 
 
 def forward_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -186,12 +203,14 @@ def _convolve_by_kernel(
     replicas, images, H, W, inputs = x.shape
     outputs = weight.shape[-1]
     out, index = _outputs(x, outputs, H, W, after)
-    block, tiles, warps, stages = _tiling(inputs, outputs, x.dtype)
+    wide, block, tiles, warps, stages = _tiling(inputs, outputs, x.dtype)
+    kernel = device.convolve_wide if wide else device.convolve
+    weight = _widened(weight) if wide else weight
     grid = (_ceil(images * H * W // 4, block * tiles), replicas)
-    device.convolve[grid](
-        x, weight, bias, x, index, out, out, images,
+    kernel[grid](
+        x, weight, bias, x, index, out, None, images,
         bias.stride(0), x.stride(0), out.stride(0), 0,
-        H, W, inputs, outputs, after.activation, after.pool, False, after.flat, "tf32",
+        H, W, inputs, outputs, after.activation, after.pool, False, after.flat, False, "tf32",
         block, tiles, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out, index
@@ -205,12 +224,13 @@ def _convolve_first_by_kernel(
     replicas, images, inputs, H, W = x.shape
     outputs = weight.shape[1]
     out, index = _outputs(x, outputs, H, W, after)
-    grid = (_ceil(images * H * W // 4, 64), replicas)
+    block, warps = _FIRST
+    grid = (_ceil(images * H * W // 4, block), replicas)
     device.convolve_first[grid](
         x, weight, bias, index, out, images,
         weight.stride(0), bias.stride(0), x.stride(0), out.stride(0),
         H, W, inputs, outputs, _taps(inputs), after.activation, after.pool, after.flat, "tf32",
-        64, num_warps=4,
+        block, num_warps=warps,
     )  # fmt: skip
     return out, index
 
@@ -224,24 +244,26 @@ def _outputs(x: Tensor, outputs: int, H: int, W: int, after: After) -> tuple[Ten
 
 
 def _input_gradient_by_kernel(
-    dz: Tensor, weight: Tensor, lower: Tensor, index: Tensor | None, activation: str
-) -> tuple[Tensor, Tensor]:
+    dz: Tensor, weight: Tensor, lower: Tensor, index: Tensor | None, after: After, total: bool
+) -> tuple[Tensor, Tensor | None]:
     from sottovoce.kernels.device import convolution as device
 
     replicas, images, H, W, outputs = dz.shape
     inputs = weight.shape[-1]
-    wide = 1 if index is None else 2
-    out = dz.new_empty(replicas, images, wide * H, wide * W, inputs)
-    block, tiles, warps, stages = _tiling(outputs, inputs, dz.dtype)
+    scale = 1 if index is None else 2
+    out = dz.new_empty(replicas, images, scale * H, scale * W, inputs)
+    wide, block, tiles, warps, stages = _tiling(outputs, inputs, dz.dtype)
+    kernel = device.convolve_wide if wide else device.convolve
+    weight = _widened(weight) if wide else weight
     grid = (_ceil(images * H * W // 4, block * tiles), replicas)
-    total = dz.new_empty(replicas, grid[0], inputs, dtype=torch.float32)
-    device.convolve[grid](
-        dz, weight, total, lower, index, out, total, images,
+    added = dz.new_empty(replicas, grid[0], inputs, dtype=torch.float32) if total else None
+    kernel[grid](
+        dz, weight, dz, lower, index, out, added, images,
         0, dz.stride(0), out.stride(0), lower.stride(0),
-        H, W, outputs, inputs, activation, index is not None, True, False, "tf32",
+        H, W, outputs, inputs, after.activation, index is not None, True, False, total, "tf32",
         block, tiles, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    return out, total.sum(1)
+    return out, None if added is None else added.sum(1)
 
 
 def _weight_gradient_by_kernel(x: Tensor, dz: Tensor, out: Tensor) -> None:
@@ -249,40 +271,44 @@ def _weight_gradient_by_kernel(x: Tensor, dz: Tensor, out: Tensor) -> None:
 
     replicas, images, H, W, inputs = x.shape
     outputs = dz.shape[-1]
-    single = x.dtype == torch.float32
+    block, warps, stages = _weight_tiling(inputs, outputs, x.dtype)
     device.weight_gradient[(3, replicas)](
         x, dz, out, images, x.stride(0), dz.stride(0), out.stride(0),
-        H, W, inputs, outputs, outputs < 64, "tf32", 32 if single else 64,
-        num_warps=4, num_stages=2 if single else 3,
+        H, W, inputs, outputs, outputs < 64, "tf32", block,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
 
-def _first_weight_gradient_by_kernel(x: Tensor, dz: Tensor, out: Tensor) -> None:
+def _first_weight_gradient_by_kernel(x: Tensor, dz: Tensor, out: Tensor, bias: Tensor) -> None:
     from sottovoce.kernels.device import convolution as device
 
     replicas, images, inputs, H, W = x.shape
-    outputs, taps, parts = dz.shape[-1], _taps(inputs), 4
+    outputs, taps = dz.shape[-1], _taps(inputs)
+    parts, block, warps, stages = _FIRST_WEIGHT
     partial = x.new_empty(replicas, parts, outputs, taps, dtype=torch.float32)
     device.first_weight_gradient[(parts, replicas)](
         x, dz, partial, images, x.stride(0), dz.stride(0),
-        H, W, inputs, outputs, taps, "tf32", 128, num_warps=4, num_stages=3,
+        H, W, inputs, outputs, taps, "tf32", block, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    out.copy_(partial.sum(1)[..., : 9 * inputs].unflatten(-1, (inputs, 3, 3)))
+    added = partial.sum(1)
+    out.copy_(added[..., : 9 * inputs].unflatten(-1, (inputs, 3, 3)))
+    bias.copy_(added[..., 9 * inputs])
 
 
 def _unflatten_by_kernel(
-    gradient: Tensor, outputs: Tensor, index: Tensor | None, activation: str
+    gradient: Tensor, outputs: Tensor, index: Tensor | None, after: After
 ) -> tuple[Tensor, Tensor]:
     from sottovoce.kernels.device import convolution as device
 
     replicas, images, channels, H, W = outputs.shape
     wide = 1 if index is None else 2
     dz = outputs.new_empty(replicas, images, wide * H, wide * W, channels)
-    grid = (_ceil(images * H * W, 64), replicas)
+    block, warps = _UNPOOL
+    grid = (_ceil(images * H * W, block), replicas)
     total = outputs.new_empty(replicas, grid[0], channels, dtype=torch.float32)
     device.unpool[grid](
         gradient, outputs, index, dz, total, images,
-        H, W, channels, activation, index is not None, 64, num_warps=4,
+        H, W, channels, after.activation, index is not None, block, num_warps=warps,
     )  # fmt: skip
     return dz, total.sum(1)
 
@@ -292,17 +318,44 @@ def _outer_by_kernel(left: Tensor, right: Tensor, out: Tensor) -> None:
 
     replicas, samples, n = left.shape
     k = right.shape[-1]
-    block_n, block_k = 128 if n > 64 else 64, 128 if k > 64 else 64
+    block_n, block_k, warps, stages = _OUTER
     grid = (_ceil(n, block_n) * _ceil(k, block_k), replicas)
     device.outer[grid](
         left, right, out, samples, out.stride(0), n, k, "tf32",
-        block_n, block_k, 64 if left.dtype != torch.float32 else 32, num_warps=4, num_stages=2,
+        block_n, block_k, 64 if left.dtype != torch.float32 else 32,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
 
-def _tiling(inputs: int, outputs: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
-    """Windows at once, blocks of them in a program, warps and pipeline stages."""
-    return 64, 4, 4, 1
+_FIRST = (64, 2)
+_FIRST_WEIGHT = (4, 128, 4, 2)
+_OUTER = (64, 128, 4, 2)
+_UNPOOL = (32, 4)
+_CONVERT = (2048, 4)
+"""Block sizes, warps and pipeline stages that were the quickest on an H200."""
+
+
+def _tiling(inputs: int, outputs: int, dtype: torch.dtype) -> tuple[bool, int, int, int, int]:
+    """Whether pairs share products, windows at once, blocks of them, warps, pipeline stages."""
+    if inputs * outputs <= 1024 and dtype != torch.float32:
+        return True, 64, 14, 4, 1
+    return False, 64, 4 if inputs * outputs >= 4096 else 1, 4, 1
+
+
+def _weight_tiling(inputs: int, outputs: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Pairs of pixels at once, warps and pipeline stages."""
+    if dtype == torch.float32:
+        return 32, 4, 2
+    return (64, 4, 4) if outputs < 64 else (32, 4, 3)
+
+
+def _widened(weight: Tensor) -> Tensor:
+    """Weights of four neighbouring inputs for two neighbouring outputs: (replicas, 3, 4i, 2o)."""
+    replicas, _, _, inputs, outputs = weight.shape
+    wide = weight.new_zeros(replicas, 3, 4, inputs, 2, outputs)
+    wide[:, :, :3, :, 0] = weight
+    wide[:, :, 1:, :, 1] = weight
+    return wide.view(replicas, 3, 4 * inputs, 2 * outputs)
 
 
 def _taps(inputs: int) -> int:

@@ -12,7 +12,7 @@ from sottovoce.kernels import philox, usable
 MOST_AGENTS = 8
 """All agents' numbers of a coordinate are held in registers."""
 
-_BLOCK, _WARPS = 256, 4
+_BLOCK, _WARPS = 256, 2
 
 
 def mix_(

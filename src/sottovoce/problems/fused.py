@@ -79,19 +79,27 @@ class FusedStack:
 
     def outputs(self, vectors: Tensor, inputs: Tensor) -> Tensor:
         """Outputs of every replica: vectors (replicas, d), inputs (replicas, batch, c, H, W)."""
-        return self._forward(self._layout.views(vectors), inputs)[-1][0]
+        parameters = self._layout.views(vectors)
+        return self._forward(parameters, self._dense_weights(parameters), inputs)[-1][0]
 
     def gradient(self, vectors: Tensor, inputs: Tensor, targets: Tensor, out: Tensor) -> None:
         """Write the gradient of every replica's loss to `out`, (replicas, d)."""
         parameters, gradients = self._layout.views(vectors), self._layout.views(out)
-        held = self._forward(parameters, inputs)
+        dense = self._dense_weights(parameters)
+        held = self._forward(parameters, dense, inputs)
         outputs, _ = held.pop()
         dz = self._loss_gradient(outputs, targets)
-        gradient = self._dense_backward(parameters, gradients, held, dz)
+        gradient = self._dense_backward(dense, gradients, held, dz)
         self._convolution_backward(parameters, gradients, held, gradient)
 
+    def _dense_weights(self, parameters: dict[str, Tensor]) -> list[Tensor]:
+        """The dense layers' weights in the type of what they meet; the last keeps its own."""
+        weights = [parameters[f"{layer.name}.weight"] for layer in self._dense]
+        dtype = self._dtype or weights[0].dtype
+        return [*(convolution.convert(weight, dtype) for weight in weights[:-1]), weights[-1]]
+
     def _forward(
-        self, parameters: dict[str, Tensor], inputs: Tensor
+        self, parameters: dict[str, Tensor], dense: list[Tensor], inputs: Tensor
     ) -> list[tuple[Tensor, Tensor | None]]:
         """The input, each layer's outputs and its pool's index; the last are the scores."""
         x = inputs.to(self._dtype or inputs.dtype).contiguous()
@@ -105,37 +113,31 @@ class FusedStack:
                 held.append(convolution.convolve(x, weight, bias, layer.after))
             x = held[-1][0]
         x = x.flatten(2)
-        for layer in self._dense:
-            weight, bias = parameters[f"{layer.name}.weight"], parameters[f"{layer.name}.bias"]
-            if layer is self._dense[-1]:
-                x = x.to(weight.dtype)
-            weight, bias = weight.to(x.dtype), bias.to(x.dtype)
-            z = torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
+        for layer, weight in zip(self._dense, dense, strict=True):
+            bias = parameters[f"{layer.name}.bias"].to(weight.dtype)
+            z = torch.baddbmm(bias.unsqueeze(1), x.to(weight.dtype), weight.mT)
             x = ACTIVATIONS[layer.after.activation](z)
             held.append((x, None))
         return held
 
     def _dense_backward(
         self,
-        parameters: dict[str, Tensor],
+        dense: list[Tensor],
         gradients: dict[str, Tensor],
         held: list[tuple[Tensor, Tensor | None]],
         dz: Tensor,
     ) -> Tensor:
-        """From the scores' gradient to that of the last convolution's outputs; empties `held`."""
-        for number in reversed(range(len(self._dense))):
-            layer = self._dense[number]
-            below = held[-1][0] if number == 0 else held.pop()[0]
-            x = below.flatten(2)
-            dz = dz.to(x.dtype) if number < len(self._dense) - 1 else dz
-            weight = parameters[f"{layer.name}.weight"].to(dz.dtype)
-            gradients[f"{layer.name}.bias"].copy_(dz.sum(1, dtype=weight.dtype))
-            convolution.outer(dz, x.to(dz.dtype), gradients[f"{layer.name}.weight"])
+        """From the scores' gradient to that of the last convolution's outputs, (.., c, H, W)."""
+        for number in reversed(range(len(dense))):
+            layer, weight = self._dense[number], dense[number]
+            below = held.pop()[0] if number else held[-1][0]
+            x, dz = below.flatten(2), dz.to(weight.dtype)
+            to = gradients[f"{layer.name}.weight"]
+            gradients[f"{layer.name}.bias"].copy_(dz.sum(1, dtype=to.dtype))
+            convolution.outer(dz, x.to(dz.dtype), to)
             dz = torch.bmm(dz, weight)
             if number:
-                dz = dz * convolution.slope(x, self._dense[number - 1].after.activation).to(
-                    dz.dtype
-                )
+                dz = dz * convolution.slope(x, self._dense[number - 1].after.activation)
         return dz.view(dz.shape[:2] + held[-1][0].shape[2:])
 
     def _convolution_backward(
@@ -146,21 +148,21 @@ class FusedStack:
         gradient: Tensor,
     ) -> None:
         outputs, index = held.pop()
-        after = self._convolutions[-1].after
-        gradient = gradient.to(outputs.dtype)
-        dz, total = convolution.unflatten(gradient, outputs, index, after.activation)
-        for number in reversed(range(len(self._convolutions))):
-            layer = self._convolutions[number]
-            gradients[f"{layer.name}.bias"].copy_(total)
+        total: Tensor | None
+        dz, total = convolution.unflatten(
+            gradient.to(outputs.dtype), outputs, index, self._convolutions[-1].after
+        )
+        for number in reversed(range(1, len(self._convolutions))):
+            name, after = self._convolutions[number].name, self._convolutions[number - 1].after
             x, index = held.pop()
-            to = gradients[f"{layer.name}.weight"]
-            if number == 0:
-                convolution.first_weight_gradient(x, dz, to)
-                return
-            convolution.weight_gradient(x, dz, to)
-            weight = convolution.backward_weight(parameters[f"{layer.name}.weight"], x.dtype)
-            activation = self._convolutions[number - 1].after.activation
-            dz, total = convolution.input_gradient(dz, weight, x, index, activation)
+            convolution.weight_gradient(x, dz, gradients[f"{name}.weight"])
+            if total is not None:
+                gradients[f"{name}.bias"].copy_(total)
+            weight = convolution.backward_weight(parameters[f"{name}.weight"], x.dtype)
+            dz, total = convolution.input_gradient(dz, weight, x, index, after, number > 1)
+        name = self._convolutions[0].name
+        to = gradients[f"{name}.weight"], gradients[f"{name}.bias"]
+        convolution.first_weight_gradient(held.pop()[0], dz, *to)
 
 
 def _parse(model: nn.Module) -> tuple[list[_Layer], list[_Layer]] | None:

@@ -89,12 +89,11 @@ def _store_window(
 
 @triton.jit
 def _store_slope(
-    acc00, acc01, acc10, acc11, lower, out, image, y, x, inside,
-    H: tl.constexpr, W: tl.constexpr, COUT: tl.constexpr, ACT: tl.constexpr,
+    summed, acc00, acc01, acc10, acc11, lower, out, image, y, x, inside,
+    H: tl.constexpr, W: tl.constexpr, COUT: tl.constexpr, ACT: tl.constexpr, TOTAL: tl.constexpr,
 ):  # fmt: skip
-    """Gradients with respect to the lower layer's sums; returns their total by channel."""
+    """Gradients with respect to the lower layer's sums; adds them to `summed`."""
     channel = tl.arange(0, COUT)
-    total = tl.zeros([COUT], tl.float32)
     for part in tl.static_range(4):
         acc = acc00 if part == 0 else acc01 if part == 1 else acc10 if part == 2 else acc11
         pixel = (y + part // 2) * W + x + part % 2
@@ -102,18 +101,18 @@ def _store_slope(
         a = tl.load(lower + at, mask=inside[:, None], other=0.0).to(tl.float32)
         g = tl.where(inside[:, None], acc * slope(a, ACT), 0.0)
         tl.store(out + at, g.to(out.dtype.element_ty), mask=inside[:, None])
-        total += tl.sum(g, 0)
-    return total
+        if TOTAL:
+            summed += g
+    return summed
 
 
 @triton.jit
 def _store_unpooled(
-    acc00, acc01, acc10, acc11, lower, index, out, image, y, x, inside,
-    H: tl.constexpr, W: tl.constexpr, COUT: tl.constexpr, ACT: tl.constexpr,
+    summed, acc00, acc01, acc10, acc11, lower, index, out, image, y, x, inside,
+    H: tl.constexpr, W: tl.constexpr, COUT: tl.constexpr, ACT: tl.constexpr, TOTAL: tl.constexpr,
 ):  # fmt: skip
     """As `_store_slope` where the lower layer ends in a max pool: its map is (2H, 2W)."""
     channel = tl.arange(0, COUT)
-    total = tl.zeros([COUT], tl.float32)
     for part in tl.static_range(4):
         acc = acc00 if part == 0 else acc01 if part == 1 else acc10 if part == 2 else acc11
         row = y + part // 2
@@ -122,13 +121,14 @@ def _store_unpooled(
         a = tl.load(lower + at, mask=inside[:, None], other=0.0).to(tl.float32)
         place = tl.load(index + at, mask=inside[:, None], other=0).to(tl.int32)
         g = tl.where(inside[:, None], acc * slope(a, ACT), 0.0)
-        total += tl.sum(g, 0)
+        if TOTAL:
+            summed += g
         wide = (image * (4 * H * W) + 4 * row * W + 2 * column) * COUT
         for to in tl.static_range(4):
             offset = ((to // 2) * 2 * W + to % 2) * COUT
             value = tl.where(place == to, g, 0.0).to(out.dtype.element_ty)
             tl.store(out + wide[:, None] + offset + channel[None, :], value, mask=inside[:, None])
-    return total
+    return summed
 
 
 @triton.jit
@@ -137,14 +137,14 @@ def convolve(
     bias_stride, x_stride, out_stride, lower_stride,
     H: tl.constexpr, W: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr,
     ACT: tl.constexpr, POOL: tl.constexpr, BACKWARD: tl.constexpr, FLAT: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
+    TOTAL: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """A convolution and what follows it: grid (blocks of windows, replicas).
 
     weight: (replicas, 9, CIN, COUT). Forward: bias, activation, max pool if POOL, whose places go
     to `index`. Backward (weights flipped and transposed by the caller): times the slope of the
-    lower layer's outputs `lower`, spread over its pool's windows if POOL; the sum over pixels goes
-    to `total` (replicas, programs, COUT).
+    lower layer's outputs `lower`, spread over its pool's windows if POOL; with TOTAL the sum over
+    pixels goes to `total` (replicas, programs, COUT).
     """
     replica = tl.program_id(1).to(tl.int64)
     x += replica * x_stride
@@ -167,7 +167,7 @@ def convolve(
         lower += replica * lower_stride
         if POOL:
             index += replica * lower_stride
-        summed = tl.zeros([COUT], tl.float32)
+        summed = tl.zeros([BLOCK, COUT], tl.float32)
     else:
         shift = tl.load(bias + replica * bias_stride + column).to(tl.float32)
         if POOL:
@@ -207,14 +207,16 @@ def convolve(
                     acc11 = tl.dot(a, w[u * 3 + v - 4], acc11, input_precision=PRECISION)
         if BACKWARD:
             if POOL:
-                summed += _store_unpooled(
+                summed = _store_unpooled(
+                    summed,
                     acc00, acc01, acc10, acc11, lower, index, out, image, y, xx, inside,
-                    H, W, COUT, ACT,
+                    H, W, COUT, ACT, TOTAL,
                 )  # fmt: skip
             else:
-                summed += _store_slope(
-                    acc00, acc01, acc10, acc11, lower, out, image, y, xx, inside, H, W, COUT, ACT
-                )
+                summed = _store_slope(
+                    summed, acc00, acc01, acc10, acc11, lower, out, image, y, xx, inside,
+                    H, W, COUT, ACT, TOTAL,
+                )  # fmt: skip
         elif POOL:
             _store_pooled(
                 acc00, acc01, acc10, acc11, shift, out, index, image, y, xx, inside,
@@ -224,9 +226,125 @@ def convolve(
             _store_window(
                 acc00, acc01, acc10, acc11, shift, out, image, y, xx, inside, H, W, COUT, ACT, FLAT
             )
-    if BACKWARD:
+    if BACKWARD and TOTAL:
         at = replica * tl.num_programs(0) + tl.program_id(0)
-        tl.store(total + at * COUT + column, summed)
+        tl.store(total + at * COUT + column, tl.sum(summed, 0))
+
+
+@triton.jit
+def _split(acc, BLOCK: tl.constexpr, COUT: tl.constexpr):
+    """The columns of the left and of the right output of a pair."""
+    return tl.split(tl.permute(tl.reshape(acc, [BLOCK, 2, COUT]), [0, 2, 1]))
+
+
+@triton.jit
+def convolve_wide(
+    x, weight, bias, lower, index, out, total, images,
+    bias_stride, x_stride, out_stride, lower_stride,
+    H: tl.constexpr, W: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr,
+    ACT: tl.constexpr, POOL: tl.constexpr, BACKWARD: tl.constexpr, FLAT: tl.constexpr,
+    TOTAL: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """`convolve` with fewer and larger products, for few channels.
+
+    Four neighbouring inputs meet two neighbouring outputs in one product; weight:
+    (replicas, 3, 4 CIN, 2 COUT), a quarter of it zeros.
+    """
+    replica = tl.program_id(1).to(tl.int64)
+    x += replica * x_stride
+    out += replica * out_stride
+    weight += replica * (24 * CIN * COUT)
+    row = tl.arange(0, 4 * CIN)
+    column = tl.arange(0, 2 * COUT)
+    channel = tl.arange(0, COUT)
+    tile = weight + row[:, None] * (2 * COUT) + column[None, :]
+    w0 = tl.load(tile)
+    w1 = tl.load(tile + 8 * CIN * COUT)
+    w2 = tl.load(tile + 16 * CIN * COUT)
+    if BACKWARD:
+        lower += replica * lower_stride
+        if POOL:
+            index += replica * lower_stride
+        summed = tl.zeros([BLOCK, 2 * COUT], tl.float32)
+    else:
+        shift = tl.load(bias + replica * bias_stride + column % COUT).to(tl.float32)
+        if POOL:
+            index += replica * out_stride
+    count = images * ((H // 2) * (W // 2))
+    for step in range(TILES):
+        first = (tl.program_id(0) * TILES + step) * BLOCK
+        image, y, xx, inside = _windows(first, count, H, W, BLOCK)
+        at = x + (((image * H + y - 1) * W + xx - 1) * CIN)[:, None] + row[None, :]
+        there = (
+            inside[:, None]
+            & ((row >= CIN)[None, :] | (xx > 0)[:, None])
+            & ((row < 3 * CIN)[None, :] | (xx < W - 2)[:, None])
+        )
+        above = tl.zeros([BLOCK, 2 * COUT], tl.float32)
+        below = tl.zeros([BLOCK, 2 * COUT], tl.float32)
+        a = tl.load(at, mask=there & (y > 0)[:, None], other=0.0)
+        above = tl.dot(a, w0, above, input_precision=PRECISION)
+        a = tl.load(at + W * CIN, mask=there, other=0.0)
+        above = tl.dot(a, w1, above, input_precision=PRECISION)
+        below = tl.dot(a, w0, below, input_precision=PRECISION)
+        a = tl.load(at + 2 * W * CIN, mask=there, other=0.0)
+        above = tl.dot(a, w2, above, input_precision=PRECISION)
+        below = tl.dot(a, w1, below, input_precision=PRECISION)
+        a = tl.load(at + 3 * W * CIN, mask=there & (y < H - 2)[:, None], other=0.0)
+        below = tl.dot(a, w2, below, input_precision=PRECISION)
+        if BACKWARD:
+            for part in tl.static_range(2):
+                acc = above if part == 0 else below
+                pixel = image * (H * W) + (y + part) * W + xx
+                to = (pixel * COUT)[:, None] + column[None, :]
+                a = tl.load(lower + to, mask=inside[:, None], other=0.0).to(tl.float32)
+                g = tl.where(inside[:, None], acc * slope(a, ACT), 0.0)
+                if TOTAL:
+                    summed += g
+                if POOL:
+                    place = tl.load(index + to, mask=inside[:, None], other=0).to(tl.int32)
+                    wide = (image * (4 * H * W) + 4 * (y + part) * W + 2 * xx) * COUT
+                    for where in tl.static_range(4):
+                        offset = (where // 2) * 2 * W * COUT + (where % 2) * COUT
+                        spread = offset + column + (column // COUT) * COUT
+                        value = tl.where(place == where, g, 0.0).to(out.dtype.element_ty)
+                        tl.store(out + wide[:, None] + spread[None, :], value, mask=inside[:, None])
+                else:
+                    tl.store(out + to, g.to(out.dtype.element_ty), mask=inside[:, None])
+        elif POOL:
+            place = tl.where(below > above, 2, 0)
+            left, right = _split(tl.maximum(above, below), BLOCK, COUT)
+            left_place, right_place = _split(place, BLOCK, COUT)
+            best = tl.maximum(left, right)
+            # Of equal entries the first by rows, as torch has it.
+            later = (right > left) | ((right == left) & (right_place < left_place))
+            place = tl.where(later, right_place + 1, left_place)
+            bias_here = tl.load(bias + replica * bias_stride + channel).to(tl.float32)
+            a = activate(best + bias_here[None, :], ACT)
+            area: tl.constexpr = (H // 2) * (W // 2)
+            pixel = (y // 2) * (W // 2) + xx // 2
+            if FLAT:
+                to = (image * (area * COUT) + pixel)[:, None] + channel[None, :] * area
+            else:
+                to = ((image * area + pixel) * COUT)[:, None] + channel[None, :]
+            tl.store(out + to, a.to(out.dtype.element_ty), mask=inside[:, None])
+            tl.store(index + to, place.to(tl.uint8), mask=inside[:, None])
+        else:
+            for part in tl.static_range(2):
+                acc = above if part == 0 else below
+                a = activate(acc + shift[None, :], ACT).to(out.dtype.element_ty)
+                pixel = (y + part) * W + xx
+                if FLAT:
+                    to = (image * (H * W * COUT) + pixel)[:, None] + (
+                        (column % COUT) * (H * W) + column // COUT
+                    )[None, :]
+                else:
+                    to = ((image * (H * W) + pixel) * COUT)[:, None] + column[None, :]
+                tl.store(out + to, a, mask=inside[:, None])
+    if BACKWARD and TOTAL:
+        at = replica * tl.num_programs(0) + tl.program_id(0)
+        both = tl.sum(tl.reshape(tl.sum(summed, 0), [2, COUT]), 0)
+        tl.store(total + at * COUT + channel, both)
 
 
 @triton.jit
@@ -367,7 +485,10 @@ def first_weight_gradient(
     H: tl.constexpr, W: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr, TAPS: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The first layer's weight gradient, (replicas, parts, COUT, TAPS): grid (parts, replicas)."""
+    """The first layer's weight gradient, (replicas, parts, COUT, TAPS): grid (parts, replicas).
+
+    Behind the weights' own taps stands the bias's, whose input is 1.
+    """
     part = tl.program_id(0)
     parts = tl.num_programs(0)
     replica = tl.program_id(1).to(tl.int64)
@@ -384,6 +505,7 @@ def first_weight_gradient(
         image = m // (H * W)
         y = (m % (H * W)) // W
         a = _patch(x, image, y, m % W, inside, tap, used, H, W, CIN)
+        a = tl.where((tap == 9 * CIN)[None, :], 1.0, a).to(dz.dtype.element_ty)
         d = tl.load(dz + (m * COUT)[:, None] + co[None, :], mask=inside[:, None], other=0.0)
         acc = tl.dot(tl.trans(d), a, acc, input_precision=PRECISION)
     at = ((replica * parts + part) * COUT + co[:, None]) * TAPS + tap[None, :]
@@ -454,3 +576,12 @@ def outer(
         acc = tl.dot(tl.trans(a), b, acc, input_precision=PRECISION)
     to = out + replica * out_stride + n[:, None] * K + k[None, :]
     tl.store(to, acc, mask=(n < N)[:, None] & (k < K)[None, :])
+
+
+@triton.jit
+def convert(source, out, count, stride, BLOCK: tl.constexpr):
+    """Rows that begin `stride` apart, in another type and one after the other."""
+    replica = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(source + replica * stride + at, mask=at < count)
+    tl.store(out + replica * count + at, value.to(out.dtype.element_ty), mask=at < count)

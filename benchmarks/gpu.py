@@ -1,0 +1,269 @@
+"""The GPU's kernels beside a bare copy, plain torch and other ways to the same gradients.
+
+Prints tables and writes JSON. Every figure is a ratio to something in the same process:
+
+    python benchmarks/gpu.py --out bench-gpu.json
+"""
+
+import argparse
+import statistics
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from common import by_turns, machine, ratio, save, show
+from torch.nn.functional import cross_entropy
+
+from sottovoce import DSGD, PDSGD, ring, simulate
+from sottovoce.algorithms import Algorithm
+from sottovoce.experiments import Training
+from sottovoce.kernels import philox
+from sottovoce.kernels.mixing import mix_
+from sottovoce.models import paper_cnn
+from sottovoce.problems.gradients import ReplicaGradients
+from sottovoce.simulate import _Simulation
+from sottovoce.stepsizes import Deterministic, Experiment
+
+CUDA = torch.device("cuda")
+DIMENSION = 1_676_266
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """How long the device takes, by its own clock."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    work()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / 1e3
+
+
+def mixing(runs: int, repetitions: int) -> dict[str, Any]:
+    """The update x <- Wx - B(Λg) at d = 1,676,266 with 5 agents beside a copy of the states."""
+    state, gradient = (torch.randn(runs, 5, DIMENSION, device=CUDA) for _ in range(2))
+    other = torch.empty_like(state)
+    W = torch.from_numpy(ring(5).mixing.toarray()).to(CUDA, torch.float32)
+    B = torch.rand(runs, 5, 5, device=CUDA)
+    bad = torch.zeros(runs, 5, dtype=torch.int32, device=CUDA)
+    update = partial(mix_, state, gradient, W, key=1 << 40, round=3, runs=range(runs))
+
+    def plain() -> None:
+        drawn = philox.uniform(range(runs), range(5), DIMENSION, torch.float32, 1 << 40, 3, CUDA)
+        step = drawn.mul_(1e-3).add_(1e-3).mul_(gradient)
+        torch.bmm(W.expand(runs, 5, 5), state, out=other)
+        other.baddbmm_(B, step, alpha=-1.0)
+
+    works: dict[str, Callable[[], object]] = {
+        "copy": lambda: other.copy_(state),
+        "PDSGD": lambda: update(B, bad, (1e-3, 2e-3)),
+        "DSGD": lambda: update(None, bad, (1e-3, 1e-3)),
+        "plain torch": plain,
+    }
+    took = by_turns({name: partial(seconds, work) for name, work in works.items()}, repetitions)
+    size = state.nbytes
+    bandwidth = {
+        name: [(2 if name == "copy" else 3) * size / t / 1e12 for t in took[name]] for name in works
+    }
+    found = {
+        name: {
+            "ms": 1e3 * statistics.median(took[name]),
+            "terabytes_a_second": statistics.median(bandwidth[name]),
+            "of_copy_bandwidth": vars(ratio(bandwidth[name], bandwidth["copy"])),
+            "of_plain_time": vars(ratio(took[name], took["plain torch"])),
+        }
+        for name in works
+    }
+    rows = [
+        (
+            name,
+            f"{f['ms']:.2f}",
+            f"{f['terabytes_a_second']:.2f}",
+            str(ratio(bandwidth[name], bandwidth["copy"])),
+            str(ratio(took["plain torch"], took[name])),
+        )
+        for name, f in found.items()
+    ]
+    show(
+        f"The update of {runs} runs x 5 agents x {DIMENSION:,} numbers",
+        ("", "ms", "TB/s it must move", "of the copy's bandwidth", "times plain torch's speed"),
+        rows,
+    )
+    return {"runs": runs, "agents": 5, "dimension": DIMENSION, **found}
+
+
+def gradients(replicas: int, repetitions: int) -> dict[str, Any]:
+    """Gradients of the paper's CNN at batch 64: fused, vmap, and a loop over torch modules."""
+    model = paper_cnn().to(CUDA)
+    works, count = {}, {"loop": 16, "vmap": 64}
+    for name, method, precision in (
+        ("fused, bfloat16", "fused", "bfloat16"),
+        ("fused, float32", "fused", "float32"),
+        ("vmap", "vmap", "float32"),
+        ("loop", "loop", "float32"),
+    ):
+        compute = ReplicaGradients(
+            model,
+            cross_entropy,
+            method=method,  # type: ignore[arg-type]
+            precision=precision,  # type: ignore[arg-type]
+            device=CUDA,
+            shape=(1, 28, 28),
+        )
+        size = count.setdefault(name, replicas)
+        vectors = compute.layout.vector(model).expand(size, -1).contiguous()
+        inputs = torch.randn(size, 64, 1, 28, 28, device=CUDA)
+        targets = torch.randint(0, 10, (size, 64), device=CUDA)
+        out = torch.empty_like(vectors)
+        works[name] = partial(compute, vectors, inputs, targets, out)
+    timed = {name: partial(seconds, work) for name, work in works.items()}
+    took = by_turns(timed, repetitions)
+    each = {name: [t / count[name] for t in times] for name, times in took.items()}
+    found = {
+        name: {
+            "replicas": count[name],
+            "gradients_a_second": 1 / statistics.median(each[name]),
+            "times_loop": vars(ratio(each["loop"], each[name])),
+            "times_vmap": vars(ratio(each["vmap"], each[name])),
+        }
+        for name in works
+    }
+    show(
+        "Gradients of the paper's CNN, batch 64",
+        ("", "replicas", "a second", "times the loop", "times vmap"),
+        [
+            (
+                name,
+                count[name],
+                f"{f['gradients_a_second']:,.0f}",
+                str(ratio(each["loop"], each[name])),
+                str(ratio(each["vmap"], each[name])),
+            )
+            for name, f in found.items()
+        ],
+    )
+    return found
+
+
+def steps(training: Training, runs: int, rounds: int) -> dict[str, Any]:
+    """Whole rounds of a simulation: samples, gradients, private numbers and the update."""
+    graph = ring(5)
+    data, validation, _ = training.portions(5)
+    problem = training.problem(data, validation)
+    epoch = problem.rounds_an_epoch
+    found: dict[str, Any] = {}
+    cases = (("PDSGD", PDSGD(), Experiment()), ("DSGD", DSGD(), Deterministic()))
+    for name, algorithm, law in cases:
+        stepsize = training.stepsize(law, epoch)
+        simulation = _Simulation(problem, algorithm, graph, stepsize, range(runs), 0.0, 1)
+        for round in (1, 2):
+            simulation._advance_fused(round)
+        took = [
+            seconds(partial(simulation._advance_fused, round)) for round in range(3, rounds + 3)
+        ]
+        evaluated = seconds(partial(problem.measure, simulation.state))
+        rates = [5 * runs / t for t in took]
+        low, median, high = statistics.quantiles(rates, n=4)
+        found[name] = {
+            "runs": runs,
+            "replicas": 5 * runs,
+            "agent_steps_a_second": median,
+            "quartiles": [low, high],
+            "evaluation_s": evaluated,
+        }
+        del simulation
+        torch.cuda.empty_cache()
+    show(
+        f"Rounds of the paper's CNN, batch 64, {training.precision}",
+        ("", "replicas", "agent-steps a second", "quartiles", "evaluation, s"),
+        [
+            (
+                name,
+                f["replicas"],
+                f"{f['agent_steps_a_second']:,.0f}",
+                " to ".join(f"{q:,.0f}" for q in f["quartiles"]),
+                f"{f['evaluation_s']:.2f}",
+            )
+            for name, f in found.items()
+        ],
+    )
+    return found
+
+
+def accuracy(base: dict[str, Any], runs: int, epochs: int) -> dict[str, Any]:
+    """The same runs, with the same private numbers, in float32 and in bfloat16."""
+    found: dict[str, Any] = {}
+    final: dict[tuple[str, str], torch.Tensor] = {}
+    cases: tuple[tuple[str, Algorithm, Any], ...] = (
+        ("PDSGD", PDSGD(), Experiment()),
+        ("DSGD", DSGD(), Deterministic()),
+    )
+    for precision in ("float32", "bfloat16"):
+        training = Training(**base, epochs=epochs, precision=precision)  # type: ignore[arg-type]
+        data, validation, _ = training.portions(5)
+        problem = training.problem(data, validation)
+        epoch = problem.rounds_an_epoch
+        for name, algorithm, law in cases:
+            result = simulate(
+                problem,
+                algorithm,
+                ring(5),
+                steps=epochs * epoch,
+                runs=runs,
+                stepsize=training.stepsize(law, epoch),
+                measure=range(epoch, epochs * epoch + 1, epoch),
+                keep_final=False,
+                insecure_seed=1,
+            )
+            final[name, precision] = result.metric("validation_accuracy")[-1]
+            found[f"{name}, {precision}"] = {
+                metric: result.metric(metric).mean(1).tolist()
+                for metric in ("training_loss", "validation_loss", "validation_accuracy")
+            }
+    rows = []
+    for name, _, _ in cases:
+        full, reduced = final[name, "float32"], final[name, "bfloat16"]
+        change = reduced - full
+        half = 1.96 * float(change.std()) / runs**0.5
+        found[f"{name}, change"] = {"mean": float(change.mean()), "half_width": half}
+        shown = (f"{float(full.mean()):.4f}", f"{float(reduced.mean()):.4f}")
+        rows.append((name, *shown, f"{float(change.mean()):+.4f} ± {half:.4f}"))
+    show(
+        f"Validation accuracy after {epochs} epochs, the same {runs} runs",
+        ("", "float32 (TF32)", "bfloat16", "change, mean ± 95 %"),
+        rows,
+    )
+    return {"runs": runs, "epochs": epochs, **found}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", default="bench-gpu.json")
+    parser.add_argument("--data-dir", help="folder of MNIST's IDX files")
+    parser.add_argument("--repetitions", type=int, default=9)
+    parser.add_argument("--runs", type=int, default=200, help="of a whole round, five agents each")
+    parser.add_argument("--accuracy-runs", type=int, default=10, help="0 leaves training out")
+    options = parser.parse_args()
+    base = {
+        "model": "paper",
+        "data": "full" if options.data_dir else "subset",
+        "data_dir": options.data_dir,
+        "batch": 64,
+        "scale": 1.0,
+        "device": "cuda",
+    }
+    found: dict[str, Any] = {"machine": machine()}
+    found["mixing"] = mixing(100, options.repetitions)
+    torch.cuda.empty_cache()
+    found["gradients"] = gradients(500, options.repetitions)
+    torch.cuda.empty_cache()
+    for precision in ("bfloat16", "float32"):
+        training = Training(**base, precision=precision)  # type: ignore[arg-type]
+        found[f"rounds, {precision}"] = steps(training, options.runs, options.repetitions)
+    if options.accuracy_runs:
+        found["accuracy"] = accuracy(base, options.accuracy_runs, epochs=8)
+    save(options.out, found)
+
+
+if __name__ == "__main__":
+    main()
