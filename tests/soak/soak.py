@@ -34,6 +34,8 @@ from sottovoce.distributed.frames import Frame, Outbox
 from sottovoce.errors import MessageError, PeerLost
 from sottovoce.randomness import InsecureSeedWarning
 
+CHILDREN: list[int] = []
+"""Those not waited for: they end with this process."""
 LOST = 3
 """The exit code of an agent that ended with `PeerLost`."""
 DIMENSION = 50_000
@@ -47,6 +49,7 @@ def fork_agents(agents: int, act: object) -> list[int]:
     for agent in range(agents):
         if child := os.fork():
             children.append(child)
+            CHILDREN.append(child)
             continue
         settings = {"RANK": agent, "WORLD_SIZE": agents, "MASTER_PORT": port}
         os.environ.update({name: str(value) for name, value in settings.items()})
@@ -63,6 +66,13 @@ def fork_agents(agents: int, act: object) -> list[int]:
         finally:
             os._exit(code)
     return children
+
+
+def end_of(child: int) -> int:
+    """The exit code of a child, once it has ended."""
+    status = os.waitpid(child, 0)[1]
+    CHILDREN.remove(child)
+    return os.waitstatus_to_exitcode(status)
 
 
 def optimizer_for(point: nn.Parameter, agents: int, timeout: float) -> sd.DecentralizedSGD:
@@ -84,7 +94,8 @@ def kills(times: int = 30, agents: int = 3) -> dict[str, object]:
             point = nn.Parameter(torch.zeros(DIMENSION, dtype=torch.float64))
             optimizer = optimizer_for(point, agents, 5)
             found = optimizer.resume(folder)
-            (folder / f"start-{agent}").write_text(str(found.round if found else 0))
+            (folder / f"start-{agent}.part").write_text(str(found.round if found else 0))
+            os.rename(folder / f"start-{agent}.part", folder / f"start-{agent}")
             while True:
                 point.grad = point.detach() - agent
                 optimizer.step()
@@ -110,9 +121,9 @@ def kills(times: int = 30, agents: int = 3) -> dict[str, object]:
             os.kill(children[victim], signal.SIGKILL)
             killed = time.monotonic()
             for agent, child in enumerate(children):
-                status = os.waitpid(child, 0)[1]
+                code = end_of(child)
                 if agent != victim:
-                    survivors_codes[os.waitstatus_to_exitcode(status)] += 1
+                    survivors_codes[code] += 1
             slowest = max(slowest, time.monotonic() - killed)
             for agent in range(agents):
                 store = Checkpoints(folder, agent, {}, 1)
@@ -209,8 +220,7 @@ def fuzz(messages: int = 10_000, dimension: int = 500) -> dict[str, object]:
                     seen["changed"] += 1
             report.write_text(json.dumps(seen))
 
-        children = fork_agents(2, act)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        codes = [end_of(child) for child in fork_agents(2, act)]
         if codes != [0, 0]:
             raise SystemExit(f"an agent crashed: exit codes {codes}")
         seen = json.loads(report.read_text())
@@ -260,7 +270,7 @@ def rounds(count: int = 10_000) -> dict[str, object]:
 
         begun = time.monotonic()
         for child in fork_agents(3, act):
-            if os.waitpid(child, 0)[1]:
+            if end_of(child):
                 raise SystemExit("an agent failed")
         seen = [json.loads((folder / f"seen-{agent}.json").read_text()) for agent in range(3)]
     grown = [one[-1][0] - one[0][0] for one in seen]
@@ -284,5 +294,9 @@ TRIALS = {"kills": kills, "fuzz": fuzz, "rounds": rounds}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for trial in sys.argv[1:] or TRIALS:
-        print(json.dumps({"trial": trial, **TRIALS[trial]()}), flush=True)
+    try:
+        for trial in sys.argv[1:] or TRIALS:
+            print(json.dumps({"trial": trial, **TRIALS[trial]()}), flush=True)
+    finally:
+        for child in CHILDREN:
+            os.kill(child, signal.SIGKILL)
