@@ -72,10 +72,14 @@ class Audit:
         if self.blind:
             shown = ", ".join(f"{error:.1f} in round {k}" for k, error in self.blind.items())
             said.append(f"A blind guess has the median error {shown}.")
-        advised = self.facts.get("advice", {}).values()
-        said += dict.fromkeys(line for lines in advised for line in lines)
         said.append("Surviving these attacks is not a proof: a stronger one may exist.")
         return said
+
+    @property
+    def advice(self) -> list[str]:
+        """What each algorithm gives away by its nature, and what to use instead."""
+        lines = [line for said in self.facts.get("advice", {}).values() for line in said]
+        return list(dict.fromkeys(lines))
 
     def save(self, stem: str | Path) -> None:
         """Write `stem.json` (rows and facts) and `stem.safetensors` (images)."""

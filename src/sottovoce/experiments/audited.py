@@ -157,7 +157,7 @@ def audit_study(audit: Audit, command: str) -> Study:
         "What an observer of the messages recovers",
         "",
         None,
-        audit.verdicts,
+        [*audit.verdicts, *audit.advice],
         {
             **audit.facts,
             "rows": [row.to_json() for row in audit.rows],
