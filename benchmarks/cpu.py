@@ -20,8 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
-
 from benchmarks.baselines import NumpyDSGD, TorchLoop, seconds_of_copying
 from benchmarks.common import ROOT, Ratio, Worker, by_turns, git, machine, ratio, save, show
 from benchmarks.workloads import (
@@ -35,6 +33,8 @@ from benchmarks.workloads import (
     softmax,
     softmax_data,
 )
+from torch import nn
+
 from sottovoce import DSGD, PDSGD, ring
 from sottovoce.randomness import private_streams
 
