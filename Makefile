@@ -9,7 +9,7 @@ SOURCES := src tests benchmarks examples scripts
 WORKERS ?= 2
 PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: help demo test slow lint format clean soak test-network bench-exchange
+.PHONY: help demo test slow lint format clean soak test-network bench bench-exchange
 
 help:
 	@echo "make demo    train, overhear and show it on a page: sottovoce-demo/index.html"
@@ -17,6 +17,7 @@ help:
 	@echo "make slow    run the paper-scale tests"
 	@echo "make soak    long trials of real agents: random kills, fuzzed messages, many rounds"
 	@echo "make test-network    train across network namespaces (needs root and iproute2)"
+	@echo "make bench   the simulator beside other programs on this CPU, and how it scales"
 	@echo "make bench-exchange  a round of real agents beside a bare exchange of the same bytes"
 	@echo "make lint    check format, lint and types"
 	@echo "make format  rewrite the sources in the project's format"
@@ -36,6 +37,10 @@ soak: $(STAMP)
 
 test-network: $(STAMP)
 	scripts/test_network.sh $(BIN)/python
+
+bench: $(STAMP)
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.cpu $(BENCH_OPTIONS)
+	$(BIN)/python -m benchmarks.scaling
 
 bench-exchange: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m torch.distributed.run --standalone --nproc-per-node 4 benchmarks/exchange.py

@@ -1,6 +1,6 @@
 """How fast the simulator is on a CPU, beside other programs that compute the same: `make bench`.
 
-    python -m benchmarks.cpu [--only logistic,softmax] [--peer] [--against HEAD~1] [--quick]
+    OMP_NUM_THREADS=1 python -m benchmarks.cpu [--only logistic,softmax] [--peer] [--against HEAD~1]
 
 Every figure is a ratio to something that ran by turns with it, in CPU seconds on one thread.
 Prints a table and writes JSON with machine, versions and commit.

@@ -1,8 +1,10 @@
 """`sottovoce`: its commands, and what every one of them does on a wrong argument."""
 
+import os
 import sys
 from typing import Annotated
 
+import torch
 import typer
 
 from sottovoce import __version__
@@ -44,8 +46,19 @@ def _options(
     pass
 
 
+def _use_idle_cores() -> None:
+    """Give torch no more threads than there are idle cores, unless OMP_NUM_THREADS says how many.
+
+    Threads that share a core wait for one another in every operation (docs/speed.md).
+    """
+    if "OMP_NUM_THREADS" not in os.environ and hasattr(os, "getloadavg"):
+        idle = round((os.cpu_count() or 1) - os.getloadavg()[0])
+        torch.set_num_threads(max(1, min(torch.get_num_threads(), idle)))
+
+
 def main() -> None:
     """Run the command line; exit with 0 when fine, 1 when a check failed, 2 on bad usage."""
+    _use_idle_cores()
     try:
         app(prog_name="sottovoce")
     except SottovoceError as error:
