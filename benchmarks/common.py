@@ -133,9 +133,11 @@ class Worker:
         return self
 
     def __exit__(self, *error: object) -> None:
-        assert self._process.stdin
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait(60)
+        self._process.stdout.close()
 
 
 def answer(respond: Callable[..., dict[str, Any]]) -> None:
