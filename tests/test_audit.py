@@ -106,7 +106,9 @@ def test_an_audit_survives_the_disk_and_becomes_a_study(found, tmp_path):
     study = audit_study(found, "sottovoce audit")
     written = study.write(tmp_path / "study")
     assert {p.name for p in written} >= {"audit.json", "audit-images.png"}
-    assert Study.load(tmp_path / "study" / "audit.json").findings == found.verdicts
+    said = Study.load(tmp_path / "study" / "audit.json").findings
+    assert said == [*found.verdicts, *found.advice]
+    assert any("zero-sum:σ" in line for line in found.advice)
 
 
 class StoppedError(Exception):

@@ -1,0 +1,194 @@
+"""What hardened share rules withstand and what they do not: each with a control on either side."""
+
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from sottovoce import (
+    PDSGD,
+    Deterministic,
+    NoisyDSGD,
+    Power,
+    Quadratic,
+    Recording,
+    Stepsize,
+    ZeroSumDSGD,
+    from_matrix,
+    grid,
+    ring,
+    simulate,
+    star,
+)
+from sottovoce.adversaries import CuriousAgents, Eavesdropper
+from sottovoce.advice import HIDING_NOISE, advice, protection
+from sottovoce.algorithms import DSGD, Algorithm, receive
+from sottovoce.attacks import (
+    Averaging,
+    Chain,
+    Elimination,
+    FirstRound,
+    LeastSquares,
+    Smoothing,
+)
+from sottovoce.errors import AttackError
+from sottovoce.graphs import Graph
+from sottovoce.inversion.metrics import gradient_cosine
+from sottovoce.randomness import private_streams
+from sottovoce.transcript import Transcript
+
+UNEQUAL = from_matrix(
+    np.array([[0.4, 0.5, 0.1], [0.5, 0.3, 0.2], [0.1, 0.2, 0.7]]), "unequal weights"
+)
+CONSTANT = Stepsize(Power(0.01, 0.0), Deterministic())
+D, ROUNDS = 400, 16
+
+
+@cache
+def recorded(
+    algorithm: Algorithm,
+    graph: Graph = ring(5),  # noqa: B008
+    noise: float = 3.0,
+    private_start: float = 0.0,
+) -> Transcript:
+    """Rounds of a quadratic whose gradients, of about `noise` a coordinate, are mostly fresh."""
+    problem = Quadratic.random(graph.agents, D, noise=noise, seed=1)
+    result = simulate(
+        problem,
+        algorithm,
+        graph,
+        steps=ROUNDS,
+        runs=2,
+        stepsize=CONSTANT,
+        private_start=private_start,
+        record=Recording(range(1, ROUNDS + 1), range(2)),
+        insecure_seed=5,
+    )
+    assert result.transcript is not None
+    return result.transcript
+
+
+def cosine(attack: object, transcript: Transcript, target: int = 1, round: int = 8) -> float:
+    view = Eavesdropper().view(transcript)
+    found = attack.estimate(view, target, round).gradient  # type: ignore[attr-defined]
+    truth = transcript.truth.gradients[round - 1][:, target]
+    return float(gradient_cosine(found, truth).abs().min())
+
+
+def test_coordinate_mixing_hides_signs_from_elimination_but_not_magnitudes() -> None:
+    transcript = recorded(PDSGD("coordinate"))
+    found = Elimination().estimate(Eavesdropper().view(transcript), 1, 8)
+    assert not found.signs_known
+    assert cosine(Elimination(), transcript) < 0.2
+    assert cosine(Elimination(), recorded(PDSGD())) > 0.99, "one coefficient a link hides nothing"
+    sizes = torch.stack([found.gradient[0].abs(), transcript.truth.steps[7, 0, 1].abs()])
+    assert torch.corrcoef(sizes.log())[0, 1] > 0.5
+
+
+def test_unequal_weights_give_signs_away_under_coordinate_mixing() -> None:
+    """b_ij / w_ij - b_lj / w_lj has mean 0 where the weights of a sender's links are equal."""
+    assert cosine(Elimination(), recorded(PDSGD("coordinate"), UNEQUAL), target=0) > 0.5
+
+
+def test_telescoped_rounds_see_through_coordinate_mixing() -> None:
+    transcript = recorded(PDSGD("coordinate"))
+    assert cosine(LeastSquares(), transcript) > 0.85
+    assert cosine(Smoothing(), transcript) >= cosine(LeastSquares(), transcript)
+    with pytest.raises(AttackError, match="one coefficient a link"):
+        Chain().estimate(Eavesdropper().view(transcript), 1, 8)
+
+
+@pytest.mark.parametrize("mixing", ["weights", "uniform"])
+def test_zero_sum_noise_hides_steps_only_when_it_is_large(mixing: str) -> None:
+    for noise, low, high in ((0.0, 0.9, 1.0), (0.3, 0.9, 1.0), (30.0, 0.0, 0.35)):
+        transcript = recorded(ZeroSumDSGD(noise, mixing))
+        for attack in (LeastSquares(), Smoothing()):
+            assert low <= cosine(attack, transcript) <= high + 1e-9
+
+
+def test_two_messages_differ_by_noise_alone_where_shares_follow_the_weights() -> None:
+    for graph in (ring(5), UNEQUAL, grid(2, 3)):
+        assert cosine(Elimination(), recorded(ZeroSumDSGD(0.3), graph)) < 0.2
+    assert cosine(Elimination(), recorded(ZeroSumDSGD(0.3, "uniform"))) > 0.5
+
+
+def test_smoothing_sees_more_than_two_rounds_where_noise_outweighs_the_steps() -> None:
+    transcript = recorded(ZeroSumDSGD(10.0))
+    single, smooth = (cosine(attack, transcript) for attack in (LeastSquares(), Smoothing()))
+    assert smooth > 1.4 * single
+    noisy = recorded(NoisyDSGD(10.0))
+    assert cosine(Smoothing(), noisy) == pytest.approx(cosine(LeastSquares(), noisy), rel=1e-3)
+
+
+def test_smoothing_needs_consecutive_rounds_and_enough_links() -> None:
+    view = CuriousAgents({0}).view(recorded(ZeroSumDSGD(1.0)))
+    with pytest.raises(AttackError, match="cannot tell the step of agent 1"):
+        Smoothing().estimate(view, 1, 8)
+    colluding = CuriousAgents({0, 2}).view(recorded(ZeroSumDSGD(1.0)))
+    everyone = Eavesdropper().view(recorded(ZeroSumDSGD(1.0)))
+    one, other = (Smoothing().estimate(view, 1, 8).gradient for view in (colluding, everyone))
+    assert torch.allclose(one, other, rtol=1e-6, atol=1e-9), "whose neighbours all collude"
+
+
+@pytest.mark.parametrize(("algorithm", "power"), [(ZeroSumDSGD(3.0), 1.0), (NoisyDSGD(3.0), 0.5)])
+def test_repeated_data_average_noise_out(algorithm: Algorithm, power: float) -> None:
+    """The gradient hardly moves: K rounds leave a K-th of zero-sum noise, 1/√K of the other."""
+    transcript = recorded(algorithm, noise=0.0)
+    view = Eavesdropper().view(transcript)
+    truth = transcript.truth.gradients[7][:, 1]
+    single, mean = (
+        (attack.estimate(view, 1, 8).gradient - truth).square().mean().sqrt()
+        for attack in (LeastSquares(), Averaging())
+    )
+    seen = math.log(float(single / mean)) / math.log(ROUNDS)
+    assert seen == pytest.approx(power, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    "algorithm", [PDSGD(), PDSGD("coordinate"), NoisyDSGD(0.0), ZeroSumDSGD(0.0)], ids=str
+)
+def test_private_starting_points_close_the_first_round(algorithm: Algorithm) -> None:
+    fresh = {"noise": 10.0}
+    assert cosine(FirstRound(), recorded(algorithm, **fresh), round=1) > 0.85
+    apart = recorded(algorithm, private_start=1.0, **fresh)
+    assert cosine(FirstRound(), apart, round=1) < 0.3
+
+
+def test_protection_is_what_messages_and_models_show() -> None:
+    """left: by hand on a ring; on_models: the spread of agents that compute nothing."""
+    assert protection(ring(5), ZeroSumDSGD(1.0)).left == pytest.approx(math.sqrt(3))
+    assert protection(ring(5, "lazy-metropolis"), ZeroSumDSGD(0.5)).left == pytest.approx(
+        math.sqrt(3)
+    )
+    assert protection(ring(5), NoisyDSGD(0.3)).left == pytest.approx(0.3)
+    for graph in (ring(5), star(4)):
+        routes, streams = graph.routes(), private_streams(1, graph.agents, insecure_seed=1)
+        state = torch.zeros(1, graph.agents, 4000, dtype=torch.float64)
+        nothing = torch.zeros_like(state)
+        once = Stepsize(Power(1.0, 0.0), Deterministic())
+        for k in range(1, 40):
+            messages = ZeroSumDSGD(1.0).messages(state, nothing, routes, streams, k, once)
+            state = receive(messages, routes, graph.agents)
+        found = float(state.std(-1).max())
+        assert protection(graph, ZeroSumDSGD(1.0)).on_models == pytest.approx(found, rel=0.05)
+
+
+def test_advice_names_the_leak_and_the_cure() -> None:
+    graph = ring(5)
+    exposed = {
+        DSGD(): "computes every agent's step exactly",
+        PDSGD(): "5 of 5 agents have two links",
+        PDSGD("coordinate"): "up to the relative spread",
+    }
+    for algorithm, leak in exposed.items():
+        said = advice(graph, algorithm)
+        assert leak in said[0]
+        size = HIDING_NOISE / protection(ring(5, "lazy-metropolis"), ZeroSumDSGD(1.0)).left
+        assert f"zero-sum:σ with --weights lazy-metropolis, σ = {size:.2g} times" in said[1]
+    noisy = advice(graph, ZeroSumDSGD(0.1))
+    assert "noise of 0.173 on every coordinate" in noisy[0]
+    assert "--weights lazy-metropolis" in noisy[-1]
+    assert len(advice(ring(5, "lazy-metropolis"), ZeroSumDSGD(0.1))) == 2, "it is lazy already"
+    assert advice(ring(1), PDSGD()) == ["One agent alone sends nothing."]
