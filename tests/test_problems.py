@@ -109,7 +109,7 @@ def test_gradients_in_blocks_are_those_at_once(
         streams = private_streams(7, problem.agents, insecure_seed=4)
         found.append(problem.gradient(state, streams, 1, torch.empty_like(state)))
         found.extend(problem.measure(state).values())
-        monkeypatch.setattr("sottovoce.problems.base._WORK_BYTES", 150)
+        monkeypatch.setattr("sottovoce.problems.base.WORK_BYTES", 150)
     for one, other in zip(whole, parts, strict=True):
         assert torch.allclose(one, other, rtol=1e-12, atol=1e-13)
 

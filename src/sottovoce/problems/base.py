@@ -12,7 +12,7 @@ from torch import Tensor
 from sottovoce.errors import ProblemError
 from sottovoce.randomness import Streams
 
-_WORK_BYTES = 1 << 18
+WORK_BYTES = 1 << 18
 
 
 class Problem(ABC):
@@ -92,7 +92,7 @@ def blocks(rows: int, row_bytes: int, times: int = 1) -> Iterator[slice]:
 
     They fit into a core's own cache; `times` asks for larger ones.
     """
-    size = max(1, times * _WORK_BYTES // max(1, row_bytes))
+    size = max(1, times * WORK_BYTES // max(1, row_bytes))
     return (slice(first, first + size) for first in range(0, rows, size))
 
 

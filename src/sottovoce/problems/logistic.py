@@ -11,6 +11,7 @@ from torch.nn.functional import logsigmoid
 
 from sottovoce.errors import ProblemError
 from sottovoce.problems.base import (
+    WORK_BYTES,
     ConvexProblem,
     blocks,
     fingerprint,
@@ -20,8 +21,9 @@ from sottovoce.problems.base import (
 )
 from sottovoce.randomness import Streams
 
-_WORK = 4
-"""Samples are gathered for some agents at a time, in blocks of so many times the usual size."""
+_WORK = (3, 16)
+"""Samples are gathered in blocks of a quarter of the data, but of so many usual ones at least and
+at most: large blocks save calls, larger ones leave the cache."""
 
 
 class Logistic(ConvexProblem):
@@ -56,6 +58,8 @@ class Logistic(ConvexProblem):
         signed = features * -labels.to(features.dtype).unsqueeze(-1)
         self._rows = in_large_pages(signed.flatten(0, 1))
         """-y_ij a_ij: (agents * n, d)."""
+        least, most = _WORK
+        self._work = min(most, max(least, self._rows.nbytes // (4 * WORK_BYTES)))
         self._gathered = self._rows.new_empty(0, self.dimension)
         self._first = (torch.arange(self.agents) * self.samples).unsqueeze(-1)
         self.optimum = self._minimiser()
@@ -86,7 +90,7 @@ class Logistic(ConvexProblem):
         samples = chosen.add_(self._first).view(-1, self.batch)
         points, gradients = (tensor.view(-1, 1, self.dimension) for tensor in (state, out))
         row_bytes = self.batch * self.dimension * out.element_size()
-        for part in blocks(len(samples), row_bytes, _WORK):
+        for part in blocks(len(samples), row_bytes, self._work):
             chosen, x = samples[part].flatten(), points[part]
             rows = torch.index_select(self._rows, 0, chosen, out=self._space(len(chosen)))
             rows = rows.view(-1, self.batch, self.dimension)
