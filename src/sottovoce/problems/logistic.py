@@ -21,7 +21,7 @@ from sottovoce.problems.base import (
 )
 from sottovoce.randomness import Streams
 
-_WORK = (3, 16)
+_WORK = (3, 8)
 """Samples are gathered in blocks of a quarter of the data, but of so many usual ones at least and
 at most: large blocks save calls, larger ones leave the cache."""
 
