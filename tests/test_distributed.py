@@ -198,6 +198,35 @@ def test_numbers_drawn_ahead_are_the_numbers_of_the_cipher(
         assert torch.equal(got, expected)
 
 
+def test_drawing_ahead_alters_no_number_drawn_beside_it() -> None:
+    d, rounds = 400_000, range(2, 6)
+    plain, ahead = private_streams(1, [2], insecure_seed=4), AgentStreams(2, 4, CPU, d)
+    ahead.scale_(torch.ones(1, 1, d), 0.0, 1.0, "stepsize", 1)
+    for round in rounds:
+        expected, got = torch.ones(2, 1, 1, d)
+        ahead.draw_ahead(round)
+        beside = [ahead.uniform("data", 10 * round + number, 20_000) for number in range(10)]
+        ahead.scale_(got, 0.0, 1.0, "stepsize", round)
+        plain.scale_(expected, 0.0, 1.0, "stepsize", round)
+        assert torch.equal(got, expected)
+        for number, numbers in enumerate(beside):
+            assert torch.equal(numbers, plain.uniform("data", 10 * round + number, 20_000))
+
+
+def test_the_numbers_of_a_block_are_those_of_the_vector() -> None:
+    d = 200
+    plain, agent = private_streams(1, [2], insecure_seed=4), AgentStreams(2, 4, CPU, d)
+    for round in (1, 2):
+        for draw, whole in ((agent.uniform, plain.uniform), (agent.normal, plain.normal)):
+            purpose = draw.__name__
+            parts = []
+            for agent.at, agent.block in ((0, 64), (64, 64), (128, 72)):
+                parts.append(draw(purpose, round, agent.block, torch.float32).clone())
+            assert torch.equal(torch.cat(parts, -1), whole(purpose, round, d, torch.float32))
+            assert torch.equal(draw("few", round, 3), whole("few", round, 3))
+        agent.at, agent.block = 0, None
+
+
 def test_numbers_asked_for_again_are_the_same_numbers() -> None:
     agent = AgentStreams(0, None, CPU, D)
     first, again = torch.ones(2, 1, 1, D)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, get_num_threads
 
-from sottovoce.algorithms import Algorithm, NoisyDSGD, has_scalar_shares
+from sottovoce.algorithms import PDSGD, Algorithm, NoisyDSGD, ZeroSumDSGD, has_scalar_shares
 from sottovoce.distributed.exchange import Exchange
 from sottovoce.distributed.streams import AgentStreams
 from sottovoce.graphs import Routes
@@ -89,16 +89,9 @@ class Arithmetic:
         if has_scalar_shares(self._algorithm):
             parts = self._algorithm.coefficients(self._routes, self._streams, round)[0]
             self._parts, self._own_part = self._by_route(parts)
-        else:
+        elif self._whole:
             assert self.step is not None
-            self._messages = self._algorithm.messages(
-                self._state.view(1, 1, -1),
-                self.step.view(1, 1, -1),
-                self._routes,
-                self._streams,
-                round,
-                self._stepsize,
-            )[0]
+            self._messages = self._make_messages(self._state, self.step, 0, round)
 
     def write(self, number: int, round: int) -> None:
         """Write segment `number` of all messages; the own one stays here."""
@@ -108,10 +101,14 @@ class Arithmetic:
                 self._make_step(block.step, block.place.start, round)
             if has_scalar_shares(self._algorithm):
                 self._write_shares(block, self._algorithm.keeps_whole_step)
+                continue
+            if self._whole:
+                messages = self._messages[:, block.place]
             else:
-                for row, at in zip(block.out, self._other_routes, strict=True):
-                    row.copy_(self._messages[at, block.place])
-                block.own.copy_(self._messages[self._own_route, block.place])
+                messages = self._make_messages(block.state, block.step, block.place.start, round)
+            for row, at in zip(block.out, self._other_routes, strict=True):
+                row.copy_(messages[at])
+            block.own.copy_(messages[self._own_route])
 
     def add(self, number: int) -> None:
         """Sum segment `number` of what arrived and of the own message, which is used up."""
@@ -155,6 +152,16 @@ class Arithmetic:
         self._stepsize.scale_(step.view(1, 1, -1), self._streams, round)
         self._streams.at = 0
 
+    def _make_messages(self, state: Tensor, step: Tensor, at: int, round: int) -> Tensor:
+        """What travels on every route for the numbers from `at` on: (routes, n)."""
+        self._streams.at, self._streams.block = at, len(step)
+        rows = state.view(1, 1, -1), step.view(1, 1, -1)
+        messages = self._algorithm.messages(
+            *rows, self._routes, self._streams, round, self._stepsize
+        )
+        self._streams.at, self._streams.block = 0, None
+        return messages[0]
+
     def _write_shares(self, block: _Block, keeps_whole_step: bool) -> None:
         if keeps_whole_step:
             # The neighbours' shares are zero and the own one is the step.
@@ -174,10 +181,7 @@ class Arithmetic:
         shares = self._state.new_empty(len(neighbours) + 1, longest)
         partial = self._own.new_empty(longest)
         step = self._state.new_empty(longest) if self.step is None else self.step
-        places = [
-            [slice(at, min(at + longest, cut.stop)) for at in range(cut.start, cut.stop, longest)]
-            for cut in exchange.segments
-        ]
+        places = [_divide(cut, longest) for cut in exchange.segments]
         self._totals = self._own.new_zeros(sum(map(len, places)))
         totals = iter(self._totals)
         self._blocks: list[list[_Block]] = []
@@ -210,8 +214,17 @@ class Arithmetic:
 
 def _by_number(algorithm: Algorithm) -> bool:
     """Whether a number of the messages depends on the same number of gradient and state alone."""
-    own_rule = type(algorithm).perturb_ not in (Algorithm.perturb_, NoisyDSGD.perturb_)
-    return has_scalar_shares(algorithm) and not own_rule
+    kind = type(algorithm)
+    own_rule = kind.perturb_ not in (Algorithm.perturb_, NoisyDSGD.perturb_)
+    by_number = kind.shares in (PDSGD.shares, ZeroSumDSGD.shares)
+    return (has_scalar_shares(algorithm) or by_number) and not own_rule
+
+
+def _divide(cut: slice, longest: int) -> list[slice]:
+    """Blocks of about equal size, so that none has as few numbers as an agent has neighbours."""
+    count = -(-(cut.stop - cut.start) // longest)
+    size = -(-(cut.stop - cut.start) // count)
+    return [slice(at, min(at + size, cut.stop)) for at in range(cut.start, cut.stop, size)]
 
 
 def _pieces(

@@ -38,8 +38,9 @@ class AgentStreams(Streams):
     """One agent's cipher stream for vectors of `dimension` numbers on the agent's device.
 
     `scale_` and `add_normal_` also take a block of the vector, whose place `at` tells; blocks come
-    in ascending order. `draw_ahead` draws the next round's large numbers in a thread of its own.
-    Every number is the one that the cipher stream alone would give for the whole vector.
+    in ascending order. `uniform` and `normal` give the numbers of that block where as many are
+    asked for as `block` says. `draw_ahead` draws the next round's large numbers in a thread of its
+    own. Every number is the one that the cipher stream alone would give for the whole vector.
     """
 
     def __init__(
@@ -47,8 +48,11 @@ class AgentStreams(Streams):
     ) -> None:
         super().__init__(range(1), [agent], device)
         self.at = 0
+        self.block: int | None = None
         self._dimension = dimension
         self._cipher = CipherStreams(range(1), [agent], insecure_seed)
+        # A cipher's memory serves one thread: few numbers are drawn while the thread draws many.
+        self._large = CipherStreams(range(1), [agent], insecure_seed)
         self._held: dict[_Request, _Numbers] = {}
         self._thread = ThreadPoolExecutor(1, "sottovoce-draws")
 
@@ -61,14 +65,23 @@ class AgentStreams(Streams):
     def uniform(
         self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
     ) -> Tensor:
+        if count == self.block:
+            return self._take((purpose, None, dtype), count, round).to(self.device)
         return self._cipher.uniform(purpose, round, count, dtype).to(self.device)
 
+    def normal(
+        self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
+    ) -> Tensor:
+        if count == self.block:
+            return self._take((purpose, 1.0, dtype), count, round).to(self.device)
+        return super().normal(purpose, round, count, dtype)
+
     def scale_(self, tensor: Tensor, low: float, high: float, purpose: str, round: int) -> None:
-        factors = self._take((purpose, None, tensor.dtype), tensor, round)
+        factors = self._take((purpose, None, tensor.dtype), tensor.shape[-1], round)
         tensor.mul_(factors.mul_(high - low).add_(low).to(self.device))
 
     def add_normal_(self, tensor: Tensor, deviation: float, purpose: str, round: int) -> None:
-        noise = self._take((purpose, deviation, tensor.dtype), tensor, round)
+        noise = self._take((purpose, deviation, tensor.dtype), tensor.shape[-1], round)
         tensor.add_(noise.to(self.device))
 
     def draw_ahead(self, round: int) -> None:
@@ -87,13 +100,13 @@ class AgentStreams(Streams):
             if numbers.coming:
                 numbers.coming.result()
 
-    def _take(self, request: _Request, tensor: Tensor, round: int) -> Tensor:
-        """The numbers of a round for a block, once; the caller may alter them."""
+    def _take(self, request: _Request, count: int, round: int) -> Tensor:
+        """The numbers of a round for a block, once, (1, 1, count); the caller may alter them."""
         if request not in self._held:
             self.wait()
             # A request with other options replaces the earlier one of its purpose.
             self._held = {held: kept for held, kept in self._held.items() if held[0] != request[0]}
-            both = torch.empty(2, 1, 1, self._dimension, dtype=tensor.dtype)
+            both = torch.empty(2, 1, 1, self._dimension, dtype=request[-1])
             self._held[request] = _Numbers(both[0], both[1])
         numbers = self._held[request]
         if numbers.coming_round == round:
@@ -102,13 +115,13 @@ class AgentStreams(Streams):
             self.wait()
             self._draw(request, numbers.current, round)
             numbers.round = round
-        numbers.taken = self.at + tensor.shape[-1]
+        numbers.taken = self.at + count
         return numbers.current[..., self.at : numbers.taken]
 
     def _draw(self, request: _Request, out: Tensor, round: int) -> None:
         purpose, deviation, _ = request
         if deviation is None:
             # 1 · (u · 1 + 0) is u to the bit.
-            self._cipher.scale_(out.fill_(1.0), 0.0, 1.0, purpose, round)
+            self._large.scale_(out.fill_(1.0), 0.0, 1.0, purpose, round)
         else:
-            self._cipher.add_normal_(out.zero_(), deviation, purpose, round)
+            self._large.add_normal_(out.zero_(), deviation, purpose, round)
