@@ -3,8 +3,8 @@
     torchrun --standalone --nproc-per-node 4 benchmarks/exchange.py --threads 1 2
 
 Bare and real rounds take turns, so that both meet the same load; medians over the slowest agent of
-each round are compared. Both are bound by the processor on loopback, so the cores decide: with two
-cores or more for each process, one thread computes while another moves bytes.
+each round are compared. `make bench-network` runs it on links of a stated rate. On loopback there
+is none, and both kinds are bound by processor and memory.
 """
 
 import argparse
@@ -31,6 +31,7 @@ from sottovoce import (
     Power,
     Stepsize,
     Uniform,
+    ZeroSumDSGD,
     ring,
 )
 from sottovoce.distributed import frames
@@ -40,9 +41,12 @@ ROUNDS: dict[str, tuple[Algorithm, Stepsize]] = {
     "dsgd": (DSGD(), Stepsize(SCHEDULE, Deterministic())),
     "pdsgd, one stepsize an agent": (PDSGD(), Stepsize(SCHEDULE, Uniform(), "agent")),
     "pdsgd, one stepsize a coordinate": (PDSGD(), Stepsize(SCHEDULE, Uniform())),
+    "pdsgd:coordinate": (PDSGD("coordinate"), Stepsize(SCHEDULE, Uniform())),
     "noisy-dsgd": (NoisyDSGD(1e-3), Stepsize(SCHEDULE, Deterministic())),
+    "zero-sum:0.1": (ZeroSumDSGD(0.1), Stepsize(SCHEDULE, Deterministic())),
 }
 WARM_UP = 3
+PLAIN_BYTES = 1 << 25
 
 
 class Bare:
@@ -57,6 +61,20 @@ class Bare:
     def step(self) -> None:
         for work in dist.batch_isend_irecv(self.operations):
             work.wait()
+
+
+def plain_rate() -> float:
+    """Megabits a second, at the slowest agent, of one long transfer from each to the next."""
+    agent, agents = dist.get_rank(), dist.get_world_size()
+    content, room = torch.ones(2, PLAIN_BYTES, dtype=torch.uint8)
+    dist.barrier()
+    begun = time.perf_counter()
+    sent = dist.isend(content, (agent + 1) % agents)
+    dist.recv(room, (agent - 1) % agents)
+    assert sent is not None
+    sent.wait()
+    [seconds] = slowest([time.perf_counter() - begun])
+    return PLAIN_BYTES * 8 / seconds / 1e6
 
 
 def slowest(seconds: list[float]) -> list[float]:
@@ -105,14 +123,20 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--dimension", type=int, default=1_700_000)
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--algorithms", nargs="+", choices=ROUNDS, default=list(ROUNDS))
+    parser.add_argument("--link", default="loopback", help="what joins the agents, for the record")
     parser.add_argument("--threads", type=int, nargs="+", default=[1])
     parser.add_argument("--segments", type=int, nargs="+", default=[frames.MOST_SEGMENTS])
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     agent = sd.connect()
     graph = ring(dist.get_world_size())
+    rate = plain_rate()
     if agent == 0:
         machine = {
+            "link": options.link,
+            "plain_transfer_mbit": round(rate),
+            "load": os.getloadavg()[0],
             "cores": len(os.sched_getaffinity(0)),
             "agents": graph.agents,
             "dimension": options.dimension,
@@ -124,9 +148,11 @@ def main() -> None:
     for threads, segments in product(options.threads, options.segments):
         torch.set_num_threads(threads)
         frames.MOST_SEGMENTS = segments
-        for name, (algorithm, stepsize) in ROUNDS.items():
+        for name in options.algorithms:
+            algorithm, stepsize = ROUNDS[name]
             figures = measure(graph, algorithm, stepsize, options.dimension, options.rounds)
-            case = {"algorithm": name, "threads": threads, "segments": segments}
+            case = {"algorithm": name, "link": options.link, "segments": segments}
+            case["threads"] = threads
             if agent == 0:
                 print(json.dumps(case | figures), flush=True)
     dist.barrier()
