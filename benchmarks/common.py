@@ -157,6 +157,8 @@ def show(title: str, headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
     for row in rows:
         table.add_row(*map(str, row))
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=140)
     console.print(table)
 
 
