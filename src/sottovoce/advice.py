@@ -16,7 +16,7 @@ from sottovoce.linear_view import LinearView
 from sottovoce.mixing import mixing_matrix
 from sottovoce.stepsizes import Deterministic, Power, Stepsize
 
-HIDING_NOISE = 8.0
+HIDING_NOISE = 6.0
 """Noise left on a gradient, in units of one sample's own root mean square, from which on no attack
 of `sottovoce reproduce frontier` beat a blind guess."""
 

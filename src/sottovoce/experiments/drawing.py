@@ -207,7 +207,7 @@ def _frontier(data: Data) -> "alt.ConcatChart":
                 for family, points in families.items()
             ],
             title=f"Against {'an' if who == 'eavesdropper' else ''} {who}".replace("  ", " "),
-            subtitle="best attack in the suite; above the line it does worse than a blind guess",
+            subtitle="best attack; above the line it does worse than a blind guess",
             x_title="validation accuracy",
             y_title="error of the recovered image",
             log_y=True,
