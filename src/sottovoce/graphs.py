@@ -61,13 +61,10 @@ class Routes:
         """The routes of some senders, which are numbered from 0."""
         chosen = range(self.agents)[senders]
         kept = ((self.sender >= chosen.start) & (self.sender < chosen.stop)).nonzero().flatten()
-        names = ("receiver", "weight", "slot", "own")
-        return replace(
-            self,
-            agents=len(chosen),
-            sender=self.sender[kept] - chosen.start,
-            **{name: getattr(self, name)[kept] for name in names},
-        )
+        names = ("receiver", "sender", "weight", "slot", "own")
+        part = {name: getattr(self, name)[kept] for name in names}
+        part["sender"] -= chosen.start
+        return replace(self, agents=len(chosen), **part)
 
 
 @dataclass(frozen=True, eq=False)
