@@ -115,7 +115,6 @@ def _cross_entropy_gradient(values: Tensor, targets: Tensor) -> Tensor:
     if targets.is_floating_point():
         return _general_gradient(cross_entropy)(values, targets)
     kept, classes = (targets >= 0).unsqueeze(1), targets.clamp(min=0).unsqueeze(1)
-    gradient = (values - values.amax(1, keepdim=True)).exp_()
-    gradient /= gradient.sum(1, keepdim=True)
-    gradient.scatter_add_(1, classes, torch.full_like(gradient[:, :1], -1.0))
+    ones = torch.full_like(values[:, :1], -1.0)
+    gradient = torch.softmax(values, 1).scatter_add_(1, classes, ones)
     return gradient.mul_(kept).div_(kept.sum(-1, keepdim=True))
