@@ -89,9 +89,10 @@ def test_every_method_gives_the_gradient_of_autograd(make, shape, classes):
         loss = cross_entropy(model(inputs[row]), targets[row])
         gradient = torch.autograd.grad(loss, list(model.parameters()))
         expected[row] = torch.cat([part.flatten() for part in gradient])
-    methods = ("loop", "vmap") if make is Branching else ("loop", "vmap", "batched")
-    for method in methods:
-        compute = ReplicaGradients(model, cross_entropy, method=method, device=CPU, at_once=2)
+    for method in ("loop", "vmap", "fused") if make in (dense, paper_cnn) else ("loop", "vmap"):
+        compute = ReplicaGradients(
+            model, cross_entropy, method=method, device=CPU, shape=shape, at_once=2
+        )
         found = torch.full_like(vectors, torch.nan)
         compute(vectors, inputs, targets, found)
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
@@ -100,9 +101,36 @@ def test_every_method_gives_the_gradient_of_autograd(make, shape, classes):
         torch.testing.assert_close(outputs[2], model(inputs[2]).detach(), rtol=1e-9, atol=1e-11)
 
 
-def test_a_module_that_is_no_stack_is_refused_by_the_batched_path():
+@pytest.mark.parametrize("options", [{"method": "fused"}, {"precision": "bfloat16"}])
+def test_a_module_that_is_no_stack_is_refused_by_the_fused_path(options):
     with pytest.raises(ProblemError, match="use 'loop' or 'vmap'"):
-        ReplicaGradients(Branching(), cross_entropy, method="batched", device=CPU)
+        ReplicaGradients(Branching(), cross_entropy, device=CPU, shape=(4,), **options)
+
+
+def test_reduced_precision_is_refused_where_it_would_not_be_used():
+    with pytest.raises(ProblemError, match="'vmap' are not computed in bfloat16"):
+        ReplicaGradients(
+            paper_cnn(),
+            cross_entropy,
+            method="vmap",
+            precision="bfloat16",
+            device=CPU,
+            shape=(1, 28, 28),
+        )
+    with pytest.raises(ProblemError, match="precision 'float16' is not known"):
+        ModuleProblem(dense(), cross_entropy, blobs(), precision="float16")  # type: ignore[arg-type]
+
+
+def test_fewer_replicas_share_a_computation_where_memory_is_short(monkeypatch):
+    compute = ReplicaGradients(
+        paper_cnn(), cross_entropy, method="fused", device=CPU, shape=(1, 28, 28)
+    )
+    counts = []
+    for free in (1 << 24, 1 << 32, 1 << 60):
+        monkeypatch.setattr("sottovoce.problems.gradients.free_memory", lambda device, f=free: f)
+        counts.append(compute.at_once(64))
+    assert 1 == counts[0] < counts[1] < counts[2] == 1000
+    assert compute.at_once(640) == 1000
 
 
 def test_running_statistics_are_refused_by_layer_name():

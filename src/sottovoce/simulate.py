@@ -19,7 +19,7 @@ from sottovoce.files import write_json
 from sottovoce.graphs import Graph
 from sottovoce.problems.base import Problem
 from sottovoce.progress import progress_bar
-from sottovoce.randomness import DeviceStreams, Streams, private_streams, require_jitter
+from sottovoce.randomness import Streams, private_streams, require_jitter
 from sottovoce.results import Result, join
 from sottovoce.stepsizes import Stepsize
 from sottovoce.storage import read_tensors, write_tensors
@@ -149,13 +149,7 @@ class _Simulation:
         )
         self.routes = graph.routes().to(device)
         self.mixer = mixer(graph, len(runs), problem.dtype, device)
-        self.in_place = (
-            InPlaceUpdate(graph, self.streams, stepsize)
-            if has_scalar_shares(algorithm)
-            and isinstance(self.streams, DeviceStreams)
-            and InPlaceUpdate.takes(graph, problem.dtype, device)
-            else None
-        )
+        self.in_place = InPlaceUpdate.of(algorithm, graph, self.streams, stepsize, problem.dtype)
         self.state = problem.start(runs, self.streams)
         self.common_start, self.private_start = _common_points(self.state), private_start
         if private_start:

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sottovoce.algorithms import Algorithm
+from sottovoce.algorithms import Algorithm, has_scalar_shares
 from sottovoce.graphs import Graph, Routes
 from sottovoce.kernels import usable
 from sottovoce.kernels.mixing import MOST_AGENTS, mix_
@@ -111,10 +111,20 @@ class InPlaceUpdate:
     `Stepsize.scale_` would draw. No successor states and no steps are stored.
     """
 
-    @staticmethod
-    def takes(graph: Graph, dtype: torch.dtype, device: torch.device) -> bool:
-        """Whether the kernel serves this graph, type and device."""
-        return usable(device) and dtype == torch.float32 and graph.agents <= MOST_AGENTS
+    @classmethod
+    def of(
+        cls,
+        algorithm: Algorithm,
+        graph: Graph,
+        streams: Streams,
+        stepsize: Stepsize,
+        dtype: torch.dtype,
+    ) -> "InPlaceUpdate | None":
+        """The update, or None where the kernel does not serve this simulation."""
+        served = usable(streams.device) and dtype == torch.float32 and graph.agents <= MOST_AGENTS
+        if served and isinstance(streams, DeviceStreams) and has_scalar_shares(algorithm):
+            return cls(graph, streams, stepsize)
+        return None
 
     def __init__(self, graph: Graph, streams: DeviceStreams, stepsize: Stepsize) -> None:
         routes = graph.routes().to(streams.device)

@@ -16,7 +16,7 @@ from sottovoce.audit.scores import Effort, invert, relative_spread
 from sottovoce.charts.png import encode_text
 from sottovoce.errors import AttackError
 from sottovoce.experiments.bound import bound_study
-from sottovoce.experiments.learning import Training
+from sottovoce.experiments.training import Training
 from sottovoce.graphs import Graph, ring
 from sottovoce.inversion import Search
 from sottovoce.inversion.layers import infer_label

@@ -6,9 +6,10 @@ from sottovoce.experiments.estimation import estimation
 from sottovoce.experiments.frontier import frontier
 from sottovoce.experiments.hidden_states import states
 from sottovoce.experiments.leakage import leakage
-from sottovoce.experiments.learning import Training, mnist, noise
+from sottovoce.experiments.learning import mnist, noise
 from sottovoce.experiments.rates import rates
 from sottovoce.experiments.study import Study, Table
+from sottovoce.experiments.training import Training
 
 __all__ = [
     "AuditSettings",

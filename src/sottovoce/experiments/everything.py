@@ -12,9 +12,10 @@ from sottovoce.errors import ResultError
 from sottovoce.experiments.bound import bound_study
 from sottovoce.experiments.estimation import estimation
 from sottovoce.experiments.leakage import leakage
-from sottovoce.experiments.learning import Training, mnist, noise
+from sottovoce.experiments.learning import mnist, noise
 from sottovoce.experiments.rates import rates
 from sottovoce.experiments.study import Study, Table
+from sottovoce.experiments.training import DATA, Training
 from sottovoce.files import write_json
 
 INTRO = (
@@ -24,7 +25,6 @@ INTRO = (
 )
 _MADE_BY = "made-by.json"
 _CHECKPOINT = "checkpoint"
-_DATA = {"subset": "subset", "full": "mnist", "fashion": "fashion-mnist"}
 _VERDICTS = {True: "agrees", None: "agrees in part", False: "does not agree"}
 
 
@@ -79,7 +79,7 @@ def everything(
     scale = scale or Scale()
     plan = _plan(folder, scale, insecure_seed, progress)
     # Images that cannot be had are better known before hours of other work.
-    datasets.load(_DATA[scale.data], scale.data_dir)
+    datasets.load(DATA[scale.data], scale.data_dir)
     studies = []
     for name, (arguments, make) in plan.items():
         made_by = {"version": __version__, "insecure_seed": insecure_seed, **arguments}
@@ -118,7 +118,7 @@ def _plan(
     def checkpoint(name: str) -> Path:
         return folder / name / _CHECKPOINT
 
-    leaking = {**network, "data": _DATA[scale.data], **scale.leakage}
+    leaking = {**network, "data": DATA[scale.data], **scale.leakage}
     return {
         "estimation": (scale.estimation, lambda: estimation(**scale.estimation, **shown)),
         "rates": (scale.rates, lambda: rates(**scale.rates, **shown)),

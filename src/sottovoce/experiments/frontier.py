@@ -17,8 +17,8 @@ from sottovoce.audit.scores import Effort, Row
 from sottovoce.audit.targets import suited
 from sottovoce.errors import SottovoceError
 from sottovoce.experiments.leakage import image_problem, row_line
-from sottovoce.experiments.learning import Training
 from sottovoce.experiments.study import Study, Table
+from sottovoce.experiments.training import Training
 from sottovoce.files import write_json
 from sottovoce.graphs import Graph, ring
 from sottovoce.inversion import Search

@@ -1,27 +1,23 @@
 """The paper's second experiment: training a CNN on MNIST, and its table of noise levels."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy
 
-from sottovoce import datasets, models, partitions
 from sottovoce.algorithms import DSGD, PDSGD, Algorithm, NoisyDSGD
 from sottovoce.errors import ProblemError
 from sottovoce.experiments.noise_attack import PAPER_DLG_ERRORS, noise_attack
 from sottovoce.experiments.study import Study, Table
+from sottovoce.experiments.training import DATA, Training
 from sottovoce.graphs import Graph, ring
 from sottovoce.pieces import simulate_in_pieces
 from sottovoce.problems import ModuleProblem
-from sottovoce.problems.gradients import PRECISIONS, Precision
-from sottovoce.problems.module import Samples
 from sottovoce.results import Result
 from sottovoce.simulate import simulate
-from sottovoce.stepsizes import Deterministic, Experiment, Law, Power, Stepsize
+from sottovoce.stepsizes import Deterministic, Experiment, Law
 
 MNIST_CLAIM = (
     "The proposed algorithm has a faster converging speed as well as a slightly better "
@@ -41,90 +37,7 @@ PAPER_TABLE = {
 }
 """Table I of the paper: noise -> (training accuracy, validation accuracy)."""
 
-_MODELS: dict[str, Callable[..., torch.nn.Sequential]] = {
-    "paper": models.paper_cnn,
-    "small": models.small_cnn,
-}
-_DATA = {"subset": "subset", "full": "mnist", "fashion": "fashion-mnist"}
 _METRICS = ("training_accuracy", "validation_accuracy")
-
-
-@dataclass(frozen=True)
-class Training:
-    """What is trained, on what, by whom and for how long.
-
-    schedule: what k counts in the stepsize scale/k: `epoch` or, as the paper's text reads,
-    `iteration`. partition: `equal`, `dirichlet:0.5`, `shards:2`, `counts:...`. precision: of
-    activations, `float32` or `bfloat16`.
-    """
-
-    model: str = "small"
-    data: str = "subset"
-    activation: str = "sigmoid"
-    epochs: int = 10
-    batch: int = 8
-    scale: float = 0.5
-    schedule: Literal["epoch", "iteration"] = "epoch"
-    partition: str = "equal"
-    private_start: float = 0.0
-    data_dir: str | None = None
-    device: str = "cpu"
-    precision: Precision = "float32"
-
-    def __post_init__(self) -> None:
-        for name, value, accepted in (
-            ("model", self.model, _MODELS),
-            ("data", self.data, _DATA),
-            ("schedule", self.schedule, ("epoch", "iteration")),
-            ("precision", self.precision, PRECISIONS),
-        ):
-            if value not in accepted:
-                raise ProblemError(
-                    f"{name} {value!r} is not known; accepted: {', '.join(accepted)}"
-                )
-        if self.epochs < 1:
-            raise ProblemError(f"epochs is {self.epochs}; it must be at least 1")
-
-    def portions(self, agents: int) -> tuple[list[Samples], list[Samples], Table]:
-        """Each agent's portion, part of the training and part of the validation images.
-
-        With them the table of what every agent holds, by label.
-        """
-        loaded = datasets.load(_DATA[self.data], self.data_dir)
-        divide = partitions.parse_partition(self.partition)
-        held = divide(loaded.training.labels, agents, 0)
-        kept = partitions.equal(loaded.validation.labels, agents, 1)
-        counts = held.table(loaded.training.labels)
-        table = Table(
-            f"Training images of every agent, by label ({self.partition})",
-            ("agent", *map(str, range(len(counts[0]))), "all"),
-            [(agent, *row, sum(row)) for agent, row in enumerate(counts)],
-        )
-        return _samples(loaded.training, held), _samples(loaded.validation, kept), table
-
-    def problem(self, data: list[Samples], validation: list[Samples]) -> ModuleProblem:
-        """The model with its loss and the agents' portions."""
-        return ModuleProblem(
-            _MODELS[self.model](self.activation),
-            cross_entropy,
-            data,
-            validation,
-            batch=self.batch,
-            initialise=lambda model, run: models.initialise(model, run, self.activation),
-            precision=self.precision,
-            device=self.device,
-        )
-
-    def stepsize(self, law: Law, rounds_an_epoch: int) -> Stepsize:
-        block = rounds_an_epoch if self.schedule == "epoch" else 1
-        return Stepsize(Power(self.scale, block=block), law)
-
-    def command_options(self) -> str:
-        return (
-            f"--model {self.model} --data {self.data} --epochs {self.epochs} "
-            f"--batch-size {self.batch} --scale {self.scale:g} --schedule {self.schedule} "
-            f"--partition {self.partition} --device {self.device} --precision {self.precision}"
-        )
 
 
 def mnist(
@@ -320,7 +233,7 @@ def _dlg_errors(
         model=training.model,
         graph=graph,
         targets=attacked,
-        data=_DATA[training.data],
+        data=DATA[training.data],
         data_dir=training.data_dir,
         device=training.device,
         insecure_seed=seed,
@@ -375,11 +288,6 @@ def _train(
     if folder is None:
         raise ProblemError("runs in pieces need a folder to keep them in; give a checkpoint folder")
     return compute(folder=folder, piece=piece)
-
-
-def _samples(images: datasets.ImageData, partition: partitions.Partition) -> list[Samples]:
-    inputs = images.standardised()
-    return [(inputs[part], images.labels[part]) for part in partition.indices]
 
 
 def _half_width(values: torch.Tensor) -> float:

@@ -17,8 +17,10 @@ def _has_triton() -> bool:
 
 
 def usable(device: torch.device) -> bool:
-    """Whether Triton kernels can run on `device`."""
-    return device.type == "cuda" and _has_triton()
+    """Whether Triton kernels can run on `device`: they are launched on the current one alone."""
+    if device.type != "cuda" or not _has_triton():
+        return False
+    return device.index is None or device.index == torch.cuda.current_device()
 
 
 __all__ = ["usable"]

@@ -9,6 +9,7 @@ A max pool's `index` says which of the four entries of a window was the largest 
 Sums are float32 at least, whatever type the images have.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,12 @@ from torch.nn.functional import conv2d, pad
 
 from sottovoce.kernels import usable
 
-ACTIVATIONS = {"sigmoid": torch.sigmoid, "relu": torch.relu, "tanh": torch.tanh, "": lambda z: z}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": torch.sigmoid,
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+    "": lambda z: z,
+}
 MOST_CHANNELS = 64
 MOST_FIRST_TAPS = 64
 
@@ -135,7 +141,7 @@ def convert(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """(replicas, ...) in another type, where the rows may begin any stride apart."""
     if not usable(rows.device) or rows.dtype == dtype:
         return rows.to(dtype)
-    from sottovoce.kernels.device import convolution as device
+    from sottovoce.kernels.device import pointwise as device
 
     out = torch.empty(rows.shape, dtype=dtype, device=rows.device)
     block, warps = _CONVERT
@@ -171,7 +177,8 @@ def _plain(x: Tensor, weight: Tensor) -> Tensor:
     groups = x.permute(1, 0, 4, 2, 3).flatten(1, 2)
     kernel = weight.permute(0, 4, 3, 1, 2).flatten(0, 1)
     z = conv2d(groups, kernel, padding=1, groups=replicas)
-    return z.unflatten(1, (replicas, outputs)).permute(1, 0, 3, 4, 2)
+    apart: Tensor = z.unflatten(1, (replicas, outputs)).permute(1, 0, 3, 4, 2)
+    return apart
 
 
 def _finish(z: Tensor, after: After, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
@@ -267,7 +274,7 @@ def _input_gradient_by_kernel(
 
 
 def _weight_gradient_by_kernel(x: Tensor, dz: Tensor, out: Tensor) -> None:
-    from sottovoce.kernels.device import convolution as device
+    from sottovoce.kernels.device import weights as device
 
     replicas, images, H, W, inputs = x.shape
     outputs = dz.shape[-1]
@@ -280,7 +287,7 @@ def _weight_gradient_by_kernel(x: Tensor, dz: Tensor, out: Tensor) -> None:
 
 
 def _first_weight_gradient_by_kernel(x: Tensor, dz: Tensor, out: Tensor, bias: Tensor) -> None:
-    from sottovoce.kernels.device import convolution as device
+    from sottovoce.kernels.device import weights as device
 
     replicas, images, inputs, H, W = x.shape
     outputs, taps = dz.shape[-1], _taps(inputs)
@@ -298,7 +305,7 @@ def _first_weight_gradient_by_kernel(x: Tensor, dz: Tensor, out: Tensor, bias: T
 def _unflatten_by_kernel(
     gradient: Tensor, outputs: Tensor, index: Tensor | None, after: After
 ) -> tuple[Tensor, Tensor]:
-    from sottovoce.kernels.device import convolution as device
+    from sottovoce.kernels.device import pointwise as device
 
     replicas, images, channels, H, W = outputs.shape
     wide = 1 if index is None else 2
@@ -314,7 +321,7 @@ def _unflatten_by_kernel(
 
 
 def _outer_by_kernel(left: Tensor, right: Tensor, out: Tensor) -> None:
-    from sottovoce.kernels.device import convolution as device
+    from sottovoce.kernels.device import weights as device
 
     replicas, samples, n = left.shape
     k = right.shape[-1]

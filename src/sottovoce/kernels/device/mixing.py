@@ -34,7 +34,7 @@ def mix(
         for agent in tl.static_range(AGENTS):
             words = words + (blocks(key, block, agent, first_run + run, round),)
     sums = ()
-    for agent in tl.static_range(AGENTS):
+    for _ in tl.static_range(AGENTS):
         sums = sums + (tl.zeros([BLOCK], tl.float32),)
     for lane in tl.static_range(4):
         at = block + lane * stored
