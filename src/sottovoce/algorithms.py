@@ -71,7 +71,7 @@ class Algorithm(ABC):
         the same bits as a simulation of all.
         """
         weight = routes.weight.to(state.dtype).unsqueeze(-1)
-        sent = state[:, routes.sender].mul_(weight)
+        sent = state.index_select(1, routes.sender).mul_(weight)
         return sent.sub_(self.shares(step, routes, streams, round, stepsize))
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ class ScalarShares(Algorithm):
         self, step: Tensor, routes: Routes, streams: Streams, round: int, stepsize: Stepsize
     ) -> Tensor:
         coefficients = self.coefficients(routes, streams, round).to(step.dtype)
-        return step[:, routes.sender].mul_(coefficients.unsqueeze(-1))
+        return step.index_select(1, routes.sender).mul_(coefficients.unsqueeze(-1))
 
 
 def has_scalar_shares(algorithm: Algorithm) -> TypeGuard[ScalarShares]:
@@ -182,7 +182,7 @@ class PDSGD(ScalarShares):
             return super().shares(step, routes, streams, round, stepsize)
         raw = _by_route(streams.uniform, "mixing", step, routes, round).neg_().add_(1.0)
         factor = step / torch.zeros_like(step).index_add_(1, routes.sender, raw)
-        return raw.mul_(factor[:, routes.sender])
+        return raw.mul_(factor.index_select(1, routes.sender))
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ class ZeroSumDSGD(Algorithm):
     ) -> Tensor:
         raw = _SCALAR_MIXINGS[self.mixing](routes, streams, round)
         coefficients = _normalised(raw, routes).to(step.dtype).unsqueeze(-1)
-        shares = step[:, routes.sender].mul_(coefficients)
+        shares = step.index_select(1, routes.sender).mul_(coefficients)
         if not self.noise:
             return shares
         means = [stepsize.mean(round, agent) for agent in streams.agents]
@@ -260,7 +260,7 @@ class ZeroSumDSGD(Algorithm):
         noise = _by_route(streams.normal, "zero-sum noise", step, routes, round)
         members = torch.bincount(routes.sender, minlength=routes.agents).to(step.dtype)
         centre = torch.zeros_like(step).index_add_(1, routes.sender, noise)
-        noise.sub_(centre.div_(members.unsqueeze(-1))[:, routes.sender])
+        noise.sub_(centre.div_(members.unsqueeze(-1)).index_select(1, routes.sender))
         return shares.add_(noise.mul_(size[routes.sender]))
 
 
@@ -288,7 +288,7 @@ def _by_route(
         here = (routes.slot == slot).nonzero().flatten()
         if len(here):
             numbers = draw(f"{purpose}, slot {slot}", round, d, step.dtype)
-            drawn[:, here] = numbers[:, routes.sender[here]]
+            drawn.index_copy_(1, here, numbers.index_select(1, routes.sender[here]))
     return drawn
 
 

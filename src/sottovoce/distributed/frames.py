@@ -28,7 +28,7 @@ GUARD_BYTES = 16
 _TRAILER_MASK = 0x5AA5_C33C_0FF0_9669
 DTYPES = {torch.float32: 1, torch.float64: 2}
 
-MOST_SEGMENTS = 4
+MOST_SEGMENTS = 8
 SEGMENT_BYTES = 1 << 18
 """A segment is at least this long: shorter ones cost more than they gain."""
 _WHOLE_NUMBERS = 64

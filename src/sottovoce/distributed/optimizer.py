@@ -270,11 +270,12 @@ class DecentralizedSGD(torch.optim.Optimizer):
         if recorder:
             recorder.keep("states", self.state_vector)
             recorder.keep("gradients", self._flat(gradients))
-        self.streams.draw_ahead(round + 1)
         arithmetic.prepare(gradients, round)
         for number in range(len(exchange.segments)):
             arithmetic.write(number, round)
             exchange.send(number, round)
+        # Not sooner: neighbours wait for what is sent, and nobody for these.
+        self.streams.draw_ahead(round + 1)
         for number in exchange.arrivals(round):
             arithmetic.add(number)
         if not arithmetic.is_finite():
