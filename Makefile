@@ -9,7 +9,7 @@ SOURCES := src tests benchmarks examples scripts
 WORKERS ?= 2
 PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: help demo test slow lint format clean soak test-network bench bench-exchange
+.PHONY: help demo test slow lint format clean soak test-network bench bench-exchange bench-network
 
 help:
 	@echo "make demo    train, overhear and show it on a page: sottovoce-demo/index.html"
@@ -19,6 +19,7 @@ help:
 	@echo "make test-network    train across network namespaces (needs root and iproute2)"
 	@echo "make bench   the simulator beside other programs on this CPU, and how it scales"
 	@echo "make bench-exchange  a round of real agents beside a bare exchange of the same bytes"
+	@echo "make bench-network   the same on links of LINK=1gbit (needs root and iproute2)"
 	@echo "make lint    check format, lint and types"
 	@echo "make format  rewrite the sources in the project's format"
 	@echo "make clean   remove the environment, caches and results"
@@ -44,6 +45,10 @@ bench: $(STAMP)
 
 bench-exchange: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m torch.distributed.run --standalone --nproc-per-node 4 benchmarks/exchange.py
+
+LINK ?= 1gbit
+bench-network: $(STAMP)
+	scripts/bench_network.sh $(BIN)/python $(LINK) $(BENCH_OPTIONS)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check $(SOURCES)
