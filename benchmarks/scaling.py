@@ -277,7 +277,7 @@ def main() -> None:
         show(
             f"{one['name']}: exponent {one['exponent']:.2f} ({low:.2f} to {high:.2f}){grows}, "
             f"from {one['fitted_from']:,} on",
-            (one["name"], "links", "CPU ms a round", "fastest", "bytes of tensors"),
+            ("size", "links", "CPU ms a round", "fastest", "bytes of tensors"),
             [
                 (f"{size:,}", f"{links:,}", f"{1e3 * s:.3f}", f"{1e3 * low_s:.3f}", held)
                 for size, links, s, low_s, held in zip(
