@@ -101,10 +101,11 @@ def in_large_pages(tensor: Tensor) -> Tensor:
 
     numpy asks the system for large pages, torch does not.
     """
-    if tensor.device.type != "cpu" or tensor.dtype == torch.bfloat16:
+    plain = tensor.device.type == "cpu" and tensor.layout == torch.strided
+    if not plain or tensor.dtype not in (torch.float32, torch.float64):
         return tensor
-    copy = torch.from_numpy(np.empty(tensor.shape, tensor.numpy().dtype))
-    return copy.copy_(tensor)
+    copy = torch.from_numpy(np.empty(tensor.shape, tensor.detach().numpy().dtype))
+    return copy.copy_(tensor.detach())
 
 
 def fingerprint(*tensors: Tensor) -> str:

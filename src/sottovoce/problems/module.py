@@ -203,7 +203,9 @@ class _AgentData:
             inputs, targets = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         counts = torch.tensor([len(x) for x, _ in pairs], device=device)
         inputs = inputs.to(device, dtype if inputs.is_floating_point() else inputs.dtype)
-        return cls(in_large_pages(inputs), targets.to(device), first.to(device), counts)
+        if kind == "training":
+            inputs = in_large_pages(inputs)
+        return cls(inputs, targets.to(device), first.to(device), counts)
 
     def rows(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Samples by their number within each agent's set: (runs, agents, n) -> (.., n, ...)."""
