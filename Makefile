@@ -9,7 +9,7 @@ SOURCES := src tests benchmarks examples scripts
 WORKERS ?= 2
 PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: help demo test slow lint format clean soak test-network bench bench-exchange bench-network
+.PHONY: help demo test slow lint format clean soak test-network bench bench-gpu bench-exchange bench-network
 
 help:
 	@echo "make demo    train, overhear and show it on a page: sottovoce-demo/index.html"
@@ -18,6 +18,7 @@ help:
 	@echo "make soak    long trials of real agents: random kills, fuzzed messages, many rounds"
 	@echo "make test-network    train across network namespaces (needs root and iproute2)"
 	@echo "make bench   the simulator beside other programs on this CPU, and how it scales"
+	@echo "make bench-gpu       the GPU's kernels beside a bare copy, vmap and a loop (needs CUDA)"
 	@echo "make bench-exchange  a round of real agents beside a bare exchange of the same bytes"
 	@echo "make bench-network   the same on links of LINK=1gbit (needs root and iproute2)"
 	@echo "make lint    check format, lint and types"
@@ -42,6 +43,9 @@ test-network: $(STAMP)
 bench: $(STAMP)
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.cpu $(BENCH_OPTIONS)
 	$(BIN)/python -m benchmarks.scaling
+
+bench-gpu: $(STAMP)
+	$(BIN)/python -m benchmarks.gpu $(BENCH_OPTIONS)
 
 bench-exchange: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m torch.distributed.run --standalone --nproc-per-node 4 benchmarks/exchange.py

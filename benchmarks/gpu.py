@@ -2,7 +2,7 @@
 
 Prints tables and writes JSON. Every figure is a ratio to something in the same process:
 
-    python benchmarks/gpu.py --out bench-gpu.json
+    python -m benchmarks.gpu --data-dir FOLDER-OF-MNIST
 """
 
 import argparse
@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from common import by_turns, machine, ratio, save, show
+from benchmarks.common import by_turns, machine, ratio, save, show
 from torch.nn.functional import cross_entropy
 
 from sottovoce import DSGD, PDSGD, ring, simulate
@@ -238,7 +238,7 @@ def accuracy(base: dict[str, Any], runs: int, epochs: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", default="bench-gpu.json")
+    parser.add_argument("--out", default="sottovoce-results/bench-gpu.json")
     parser.add_argument("--data-dir", help="folder of MNIST's IDX files")
     parser.add_argument("--repetitions", type=int, default=9)
     parser.add_argument("--runs", type=int, default=200, help="of a whole round, five agents each")
