@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from sottovoce import DSGD, PDSGD, ModuleProblem, Power, Stepsize, complete, ring, simulate
 from sottovoce.algorithms import NoisyDSGD, ScalarShares
+from sottovoce.errors import ProblemError
 from sottovoce.kernels import convolution, philox, usable
 from sottovoce.kernels.convolution import After
 from sottovoce.kernels.mixing import mix_
@@ -203,6 +204,20 @@ def test_bfloat16_is_near_float32_and_not_equal():
 )
 def test_stacks_that_the_kernels_do_not_know_are_left_to_others(model, shape):
     assert FusedStack.of(model, cross_entropy, shape) is None
+
+
+def test_a_frozen_layer_is_left_to_others():
+    model = stack()
+    model[0].requires_grad_(False)
+    assert FusedStack.of(model, cross_entropy, (2, 8, 12)) is None
+
+
+def test_more_numbers_than_the_kernels_count_are_refused():
+    fused = FusedStack.of(stack(), cross_entropy, (2, 8, 12))
+    assert fused is not None
+    inputs = torch.zeros(1).expand(1, 2**20, 2, 8, 12)
+    with pytest.raises(ProblemError, match="1048576 samples"):
+        fused.outputs(torch.zeros(1, ParameterLayout(stack()).dimension), inputs)
 
 
 def test_kernels_are_for_cuda_alone():

@@ -36,7 +36,7 @@ def mix_(
     """
     low, high = interval
     agents, d = state.shape[1:]
-    if usable(state.device):
+    if usable(state.device) and agents * d < 2**31:
         from sottovoce.kernels.device.mixing import mix
 
         stored = philox.blocks(d, state.dtype)

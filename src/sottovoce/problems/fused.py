@@ -13,11 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+from sottovoce.errors import ProblemError
 from sottovoce.kernels import convolution
 from sottovoce.kernels.convolution import ACTIVATIONS, After
 from sottovoce.problems.replicas import ParameterLayout
 
 _NAMES = {nn.Sigmoid: "sigmoid", nn.ReLU: "relu", nn.Tanh: "tanh"}
+_MOST_NUMBERS = 2**31 - 1
+"""Of one replica in a layer: the kernels count them with 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,8 @@ class FusedStack:
     ) -> "FusedStack | None":
         """The stack that `model` is for inputs of this shape, (channels, H, W), or None."""
         parsed = _parse(model)
-        if parsed is None or inputs is None or len(inputs) != 3:
+        frozen = any(not parameter.requires_grad for parameter in model.parameters())
+        if parsed is None or frozen or inputs is None or len(inputs) != 3:
             return None
         convolutions, dense = parsed
         if not _fits(convolutions, inputs):
@@ -102,6 +106,12 @@ class FusedStack:
         self, parameters: dict[str, Tensor], dense: list[Tensor], inputs: Tensor
     ) -> list[tuple[Tensor, Tensor | None]]:
         """The input, each layer's outputs and its pool's index; the last are the scores."""
+        widest = max(layer.module.weight.shape[0] for layer in self._convolutions)
+        if inputs.shape[1] * widest * inputs.shape[-2] * inputs.shape[-1] > _MOST_NUMBERS:
+            raise ProblemError(
+                f"{inputs.shape[1]} samples of {tuple(inputs.shape[2:])} are too many for the "
+                "kernels; use smaller batches, or gradients by 'vmap'"
+            )
         x = inputs.to(self._dtype or inputs.dtype).contiguous()
         held: list[tuple[Tensor, Tensor | None]] = [(x, None)]
         for number, layer in enumerate(self._convolutions):
