@@ -40,6 +40,9 @@ from sottovoce.randomness import private_streams
 
 PEER = "decent-bench==0.3.0"
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+RUNS_TOGETHER = {1: "", 8: ", 8 runs at once"}
+"""Studies average over runs, and the simulator takes them together; times are for one of them."""
+
 Row = dict[str, Any]
 
 
@@ -90,11 +93,14 @@ def bare_numpy(agents: int, steps: int, dtype: torch.dtype) -> Callable[[], floa
 def logistic_rows(agents: int, repetitions: int, peer: Worker | None) -> list[Row]:
     """PDSGD on logistic regression beside bare numpy and beside decent-bench."""
     steps, graph = max(10, 2000 // agents), ring(agents)
-    kinds = {"float64": torch.float64, "float32": torch.float32}
+    precisions = {"float64": torch.float64, "float32": torch.float32}
     works: dict[str, Callable[[], float]] = {}
-    for name, dtype in kinds.items():
+    for name, dtype in precisions.items():
         problem = logistic(agents, dtype)
-        works[f"PDSGD, {name}"] = lambda p=problem: seconds_a_round(p, PDSGD(), graph, steps)  # type: ignore[misc]
+        for runs, shown in RUNS_TOGETHER.items():
+            works[f"PDSGD, {name}{shown}"] = lambda p=problem, r=runs: (  # type: ignore[misc]
+                seconds_a_round(p, PDSGD(), graph, max(10, steps // r), r) / r
+            )
         works[f"numpy DSGD, {name}"] = bare_numpy(agents, steps, dtype)
     if peer:
         for name, whole in (("decent-bench DGD", False), ("decent-bench DGD, no drawing", True)):
@@ -104,12 +110,14 @@ def logistic_rows(agents: int, repetitions: int, peer: Worker | None) -> list[Ro
     times = by_turns(works, repetitions)
     wanted = {"decent-bench DGD": 5.0 if agents >= 20 else 0.0}
     rows = []
-    for name in kinds:
+    for name in precisions:
         numpy_name = f"numpy DSGD, {name}"
-        others = [numpy_name, *(other for other in times if "decent-bench" in other)]
-        part = {f"PDSGD, {name}": times[f"PDSGD, {name}"], **{o: times[o] for o in others}}
         wanted[numpy_name] = 0.5 if agents >= 20 else 0.0
-        rows += compared(f"logistic, {agents} agents", part, f"PDSGD, {name}", agents, wanted)
+        others = [numpy_name, *(other for other in times if "decent-bench" in other)]
+        for shown in RUNS_TOGETHER.values():
+            ours = f"PDSGD, {name}{shown}"
+            part = {one: times[one] for one in (ours, *others)}
+            rows += compared(f"logistic, {agents} agents", part, ours, agents, wanted)
     return rows
 
 
