@@ -4,11 +4,11 @@
 bridge=sv-bridge
 port=29641
 nodes=0
-work=$(mktemp -d)
 root=$(cd "$(dirname "$0")/.." && pwd)
 
 [ "$(id -u)" -eq 0 ] || { echo "error: network namespaces need root" >&2; exit 1; }
 command -v ip >/dev/null || { echo "error: ip was not found; on Debian and Ubuntu: apt install iproute2" >&2; exit 1; }
+work=$(mktemp -d)
 
 numbers() { seq 0 $((nodes - 1)); }
 
