@@ -8,7 +8,15 @@ from typing import Annotated
 import typer
 
 from sottovoce import experiments
-from sottovoce.cli.options import AsJson, GraphName, InsecureSeed, Out, Runs, WritePage
+from sottovoce.cli.options import (
+    AsJson,
+    GraphName,
+    InsecureSeed,
+    Out,
+    PrivateStart,
+    Runs,
+    WritePage,
+)
 from sottovoce.cli.show import finish, notes, show_progress
 from sottovoce.experiments import Study, Training
 from sottovoce.graphs import parse_graph
@@ -24,9 +32,6 @@ Scale = Annotated[float, typer.Option(help="c in the stepsize c/k.")]
 Schedule = Annotated[str, typer.Option(help="What k counts: epoch or iteration.")]
 Partition = Annotated[
     str, typer.Option(help="equal, dirichlet:0.5, shards:2 or counts:100,200,...")
-]
-PrivateStart = Annotated[
-    float, typer.Option(help="Deviation of private numbers added to the common starting point.")
 ]
 DataDir = Annotated[str | None, typer.Option(help="Folder of IDX files (or set SOTTOVOCE_DATA).")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
