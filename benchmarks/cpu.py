@@ -40,7 +40,7 @@ from sottovoce.randomness import private_streams
 
 PEER = "decent-bench==0.3.0"
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-RUNS_TOGETHER = {1: "", 8: ", 8 runs at once"}
+RUNS_TOGETHER = {1: "", 32: ", 32 runs at once"}
 """Studies average over runs, and the simulator takes them together; times are for one of them."""
 
 Row = dict[str, Any]

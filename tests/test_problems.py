@@ -255,3 +255,14 @@ def _matrix(*shape: int) -> Tensor:
 def test_unusable_data_is_refused(make: Callable[[], ConvexProblem], message: str) -> None:
     with pytest.raises(ProblemError, match=message):
         make()
+
+
+def test_logistic_gradients_of_many_runs_are_those_of_few() -> None:
+    """Many runs weigh all samples by how often they were chosen; few gather those chosen."""
+    problem = Logistic.random(4, 7, n=10, batch=6)
+    state = torch.randn(9, 4, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    many = problem.gradient(state, private_streams(9, 4, insecure_seed=2), 3, state.clone())
+    for run in range(9):
+        some = private_streams(range(run, run + 1), 4, insecure_seed=2)
+        one = problem.gradient(state[run : run + 1], some, 3, state[run : run + 1].clone())
+        assert torch.allclose(many[run], one[0], rtol=0, atol=1e-14)
