@@ -101,6 +101,9 @@ def test_the_papers_setting_passes_the_check(run: CommandLine) -> None:
     assert found["all_met"] is True
     assert found["faults"] == []
     assert [c["met"] for c in found["conditions"]] == [True] * 5
+    assert any("two links" in line for line in found["advice"])
+    hardened = run("check", "--algorithm", "zero-sum:0.2", "--weights", "lazy-metropolis", "--json")
+    assert "noise of 0.693 on every coordinate" in hardened.json()["advice"][0]
     shown = run("check", "--graph", "ring:5", "--stepsize", "experiment")
     assert shown.code == 0
     assert "0.539345" in shown.out
@@ -209,6 +212,11 @@ def test_a_graph_is_drawn_on_request(run: CommandLine, tmp_path: Path) -> None:
         (["bound", "--kappa", "-1"], ["PrivacyError", "-1"]),
         (["bound", "--k", "0"], ["--k"]),
         (["bound", "--kappa", "five"], ["Usage: sottovoce bound", "--kappa"]),
+        (["check", "--algorithm", "pdsgd:gauss"], ["AlgorithmError", "'gauss'", "coordinate"]),
+        (["audit", "--private-start", "-1"], ["private_start is -1.0"]),
+        (["audit", "--mixing-weights", "heavy"], ["GraphError", "lazy-metropolis"]),
+        (["reproduce", "frontier", "--part", "half"], ["AttackError", "accepted: 1/1, 2/4"]),
+        (["reproduce", "frontier", "--part", "5/4"], ["part 5 of 4 does not exist"]),
         (["check", "--nope"], ["--nope"]),
         (["nonsense"], ["nonsense"]),
         (["reproduce", "nonsense"], ["nonsense"]),

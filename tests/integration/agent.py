@@ -58,7 +58,13 @@ def equality(folder: Path) -> None:
         frames.SEGMENT_BYTES, arithmetic.BLOCK = (512, 48) if cut else plain
         point = nn.Parameter(torch.zeros(case.problem.dimension, dtype=torch.float64))
         optimizer = insecure_optimizer(
-            [point], case.graph, case.algorithm, case.stepsize, record=True, timeout=60
+            [point],
+            case.graph,
+            case.algorithm,
+            case.stepsize,
+            private_start=case.private_start,
+            record=True,
+            timeout=60,
         )
         gradient = own_gradient(case, agent)
         for round in range(1, cases.ROUNDS + 1):

@@ -39,6 +39,7 @@ class Case:
     algorithm: Algorithm
     graph: Graph
     stepsize: Stepsize
+    private_start: float = 0.0
 
 
 def equality_cases() -> dict[str, Case]:
@@ -64,6 +65,7 @@ def equality_cases() -> dict[str, Case]:
     cases["deviating"] = Case(quadratic, PDSGD("dirichlet"), erdos, deviating)
     cases["one-number"] = Case(quadratic, PDSGD(), erdos, Stepsize(HALF, Uniform(), "agent"))
     cases["own-scales"] = Case(quadratic, PDSGD("equal"), ring(5), Stepsize(scales, Uniform()))
+    cases["private-start"] = Case(quadratic, ZeroSumDSGD(0.1), ring(5), plain, 0.3)
     return cases
 
 

@@ -66,6 +66,7 @@ def test_processes_give_the_simulator_s_iterates_bit_for_bit(five: Path, name: s
         stepsize=case.stepsize,
         measure=[cases.ROUNDS],
         record=Recording(range(1, cases.ROUNDS + 1)),
+        private_start=case.private_start,
         exact=True,
         insecure_seed=SEED,
     )

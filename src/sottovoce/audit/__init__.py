@@ -19,6 +19,7 @@ from sottovoce.graphs import Graph
 from sottovoce.inversion.matching import Inputs
 from sottovoce.problems import ModuleProblem
 from sottovoce.progress import progress_bar
+from sottovoce.randomness import require_jitter
 from sottovoce.stepsizes import Stepsize
 from sottovoce.storage import load_pair, save_pair
 
@@ -148,6 +149,7 @@ def audit(
     the same arguments continues an interrupted one. recorded: a recording to attack instead of
     training one; save: where to keep the recording made. report: is called with every finished row.
     """
+    require_jitter(private_start)
     algorithms = list(algorithm) if isinstance(algorithm, Sequence) else [algorithm]
     chosen = list(adversary) if isinstance(adversary, Sequence) else [adversary or Eavesdropper()]
     effort = effort or Effort()
