@@ -345,5 +345,5 @@ def _to_uniform(bits: NDArray[np.uint8], dtype: torch.dtype) -> _Block:
 
 def _to_normal(uniform: Tensor) -> Tensor:
     """Make uniform numbers Gaussian in place, √2 erfinv(2u - 1); the half step keeps 0 out."""
-    step = 2.0**-53 if uniform.dtype == torch.float64 else 2.0**-24
-    return uniform.add_(step).mul_(2.0).sub_(1.0).erfinv_().mul_(math.sqrt(2.0))
+    step = 2.0**-52 if uniform.dtype == torch.float64 else 2.0**-23
+    return uniform.mul_(2.0).add_(step - 1.0).erfinv_().mul_(math.sqrt(2.0))
