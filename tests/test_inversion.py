@@ -340,7 +340,8 @@ def test_refusals_name_what_was_given(victims):
         Inputs((1, 28, 28), low=1.0, high=0.0)
 
 
-def test_magnitudes_alone_give_images_away_and_noise_does_not(victims):
+@pytest.mark.parametrize("likelihood", [False, True])
+def test_magnitudes_alone_give_images_away_and_noise_does_not(victims, likelihood):
     generator = torch.Generator().manual_seed(6)
     signs = torch.randint(0, 2, victims.gradient.shape, generator=generator) * 2 - 1
     hidden = signs * victims.gradient
@@ -349,9 +350,10 @@ def test_magnitudes_alone_give_images_away_and_noise_does_not(victims):
     assert torch.equal(guess.ranked.sort(1).values[0], torch.arange(10))
 
     def error(gradient: Tensor) -> float:
-        return victims.error(
-            sign_free(victims.model, victims.state, gradient, INPUTS, search=QUICK)
+        found = sign_free(
+            victims.model, victims.state, gradient, INPUTS, likelihood=likelihood, search=QUICK
         )
+        return victims.error(found)
 
     assert gradient_cosine(hidden, victims.gradient).abs().max() < 0.2
     assert error(hidden) < 5

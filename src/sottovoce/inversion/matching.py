@@ -190,7 +190,7 @@ def magnitude_misalignment(power: float) -> Mismatch:
     aligned = misalignment(1.0)
 
     def distance(candidate: Tensor, estimate: Tensor) -> Tensor:
-        a, e = (_magnitudes(vectors).pow(power / 2) for vectors in (candidate, estimate))
+        a, e = (_squares(vectors, 1e-2).pow(power / 2) for vectors in (candidate, estimate))
         return aligned(a - a.mean(1, keepdim=True), e - e.mean(1, keepdim=True))
 
     return distance
@@ -200,13 +200,14 @@ def sign_free_likelihood(candidate: Tensor, estimate: Tensor) -> Tensor:
     """Return -2 log p(e | a) / d, row by row, for e = c a with c Gaussian at every coordinate.
 
     The logarithm of the mean of e² / a² less the mean of its logarithm, which is at least 0: the
-    unknown scale of c is put at its most likely value, its sign plays no part.
+    unknown scale of c is put at its most likely value, its sign plays no part. Entries below 0.3 of
+    the root mean square count for little: with all their logarithms the search finds nothing.
     """
-    ratio = _magnitudes(estimate) / _magnitudes(candidate)
+    ratio = _squares(estimate, 0.3) / _squares(candidate, 0.3)
     return ratio.mean(1).log() - ratio.log().mean(1)
 
 
-def _magnitudes(vectors: Tensor, floor: float = 1e-2) -> Tensor:
+def _squares(vectors: Tensor, floor: float) -> Tensor:
     """Squares in units of the row's mean square, kept above `floor`²."""
     squares = vectors.square()
     scale = squares.mean(1, keepdim=True).clamp_min(torch.finfo(vectors.dtype).tiny)
