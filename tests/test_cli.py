@@ -214,6 +214,7 @@ def test_a_graph_is_drawn_on_request(run: CommandLine, tmp_path: Path) -> None:
         (["bound", "--kappa", "five"], ["Usage: sottovoce bound", "--kappa"]),
         (["check", "--algorithm", "pdsgd:gauss"], ["AlgorithmError", "'gauss'", "coordinate"]),
         (["audit", "--private-start", "-1"], ["private_start is -1.0"]),
+        (["audit", "--method", "telepathy"], ["AttackError", "'telepathy'", "smooth-projection"]),
         (["audit", "--mixing-weights", "heavy"], ["GraphError", "lazy-metropolis"]),
         (["reproduce", "frontier", "--part", "half"], ["AttackError", "accepted: 1/1, 2/4"]),
         (["reproduce", "frontier", "--part", "5/4"], ["part 5 of 4 does not exist"]),

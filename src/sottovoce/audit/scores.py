@@ -62,6 +62,12 @@ class Effort:
     controls: bool = True
     confined: bool = False
 
+    def __post_init__(self) -> None:
+        if wrong := sorted(set(self.methods or ()).difference(INVERSIONS)):
+            raise AttackError(
+                f"the inversion {wrong[0]!r} is not known; accepted: {', '.join(INVERSIONS)}"
+            )
+
 
 @dataclass(frozen=True)
 class Row:
