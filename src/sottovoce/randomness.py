@@ -16,7 +16,7 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -54,9 +54,6 @@ class InsecureSeedWarning(UserWarning):
 class Streams(ABC):
     """Private random numbers for `runs` x `agents`, addressed by purpose and round."""
 
-    by_agent: ClassVar[bool] = True
-    """Whether an agent's numbers are the same without the other agents."""
-
     def __init__(self, runs: range, agents: Sequence[int], device: torch.device) -> None:
         self.runs = runs
         self.agents = tuple(agents)
@@ -64,7 +61,7 @@ class Streams(ABC):
 
     @abstractmethod
     def part(self, runs: slice, agents: slice) -> "Streams":
-        """The same numbers for some runs and agents alone (for all agents unless `by_agent`)."""
+        """The same numbers for some runs and agents alone."""
 
     @abstractmethod
     def uniform(

@@ -188,7 +188,7 @@ class SharesInBlocks:
     def __init__(self, routes: Routes, streams: Streams, dimension: int) -> None:
         rows = max(1, _BLOCK_NUMBERS[streams.device.type == "cpu"] // (routes.slots * dimension))
         agents = len(streams.agents)
-        at_once = min(rows, agents) if streams.by_agent else agents
+        at_once = min(rows, agents)
         parts = [slice(first, first + at_once) for first in range(0, agents, at_once)]
         runs = max(1, rows // agents)
         self._blocks = [
