@@ -146,7 +146,7 @@ def frontier(
         raise SottovoceError(
             f"no setting is finished in {folder} yet; run the other parts with the same folder"
         )
-    return _study(points, sizes, levels, folder)
+    return _study(points, sizes, levels, insecure_seed)
 
 
 def _pieces(sizes: Sizes) -> list[str]:
@@ -286,9 +286,7 @@ def _best(rows: Iterable[Row]) -> dict[str, Any]:
     }
 
 
-def _study(
-    points: list[dict[str, Any]], sizes: Sizes, levels: Sequence[float], folder: str | Path
-) -> Study:
+def _study(points: list[dict[str, Any]], sizes: Sizes, levels: Sequence[float], seed: int) -> Study:
     findings = [*_recommendation(points, sizes), *_at_equal_noise(points)]
     rows = [
         (
@@ -307,7 +305,7 @@ def _study(
         [
             *(f"--level {level:g}" for level in levels),
             f"--runs {sizes.runs} --epochs {sizes.epochs} --targets {sizes.targets}",
-            f"--iterations {sizes.iterations} --restarts {sizes.restarts}",
+            f"--iterations {sizes.iterations} --restarts {sizes.restarts} --insecure-seed {seed}",
         ]
     )
     return Study(
