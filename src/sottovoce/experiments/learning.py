@@ -37,6 +37,9 @@ PAPER_TABLE = {
 }
 """Table I of the paper: noise -> (training accuracy, validation accuracy)."""
 
+_Case = tuple[str, Algorithm, Law]
+"""What is trained: its name in the study, the algorithm and the law of its stepsizes."""
+
 _METRICS = ("training_accuracy", "validation_accuracy")
 
 
@@ -58,23 +61,13 @@ def mnist(
     options = f"{training.command_options()} --runs {runs} --graph {graph.name}"
     data, validation, held = training.portions(graph.agents)
     problem = training.problem(data, validation)
-    train = partial(
-        _train,
-        graph=graph,
-        training=training,
-        runs=runs,
-        insecure_seed=insecure_seed,
-        checkpoint=checkpoint,
-        piece=piece,
-        progress=progress,
+    cases: list[_Case] = [
+        ("PDSGD", PDSGD(), Experiment()),
+        ("DSGD", DSGD(), Deterministic()),
+    ]
+    found = _train(
+        problem, cases, graph, training, runs, insecure_seed, checkpoint, piece, progress
     )
-    found = {
-        name: train(problem, algorithm, law)
-        for name, algorithm, law in (
-            ("PDSGD", PDSGD(), Experiment()),
-            ("DSGD", DSGD(), Deterministic()),
-        )
-    }
     ours, theirs = (found[name].metric("validation_accuracy")[-1] for name in ("PDSGD", "DSGD"))
     gap = float(ours.mean() - theirs.mean())
     spread = _half_width(ours) + _half_width(theirs)
@@ -142,29 +135,21 @@ def noise(
     options = f"{training.command_options()} --runs {runs} --graph {graph.name}"
     data, validation, _ = training.portions(graph.agents)
     problem = training.problem(data, validation)
-    train = partial(
-        _train,
-        graph=graph,
-        training=training,
-        runs=runs,
-        insecure_seed=insecure_seed,
-        checkpoint=checkpoint,
-        piece=piece,
-        progress=progress,
-    )
-    algorithms: list[tuple[str, Algorithm, Law]] = [
+    cases: list[_Case] = [
         (f"NoisyDSGD, noise {level:g}", NoisyDSGD(level), Deterministic()) for level in levels
     ]
-    algorithms.append(("PDSGD", PDSGD(), Experiment()))
-    found = {name: train(problem, algorithm, law) for name, algorithm, law in algorithms}
+    cases.append(("PDSGD", PDSGD(), Experiment()))
+    found = _train(
+        problem, cases, graph, training, runs, insecure_seed, checkpoint, piece, progress
+    )
     final = {
         name: tuple(result.metric(metric)[-1] for metric in _METRICS)
         for name, result in found.items()
     }
-    clean = float(final[algorithms[0][0]][1].mean())
+    clean = float(final[cases[0][0]][1].mean())
     broken = [
         level
-        for level, (name, _, _) in zip(levels, algorithms, strict=False)
+        for level, (name, _, _) in zip(levels, cases, strict=False)
         if float(final[name][1].mean()) < clean - 0.1
     ]
     private = float(final["PDSGD"][1].mean())
@@ -181,7 +166,7 @@ def noise(
     errors = _dlg_errors(training, graph, levels, attacked, insecure_seed)
     findings += _attack_findings(levels, errors)
     rows = []
-    for level, (name, _, _) in zip(levels, algorithms, strict=False):
+    for level, (name, _, _) in zip(levels, cases, strict=False):
         paper = PAPER_TABLE.get(level)
         stated = [f"{value:.4f}" for value in paper] if paper else ["", ""]
         error, paper_error = errors.get(level), PAPER_DLG_ERRORS.get(level)
@@ -255,9 +240,7 @@ def _attack_findings(levels: Sequence[float], errors: dict[float, float | None])
 
 def _train(
     problem: ModuleProblem,
-    algorithm: Algorithm,
-    law: Law,
-    *,
+    cases: Sequence[_Case],
     graph: Graph,
     training: Training,
     runs: int,
@@ -265,29 +248,34 @@ def _train(
     checkpoint: str | Path | None,
     piece: int | None,
     progress: bool,
-) -> Result:
+) -> dict[str, Result]:
+    """Train with each algorithm in turn, each with a checkpoint folder of its own."""
+    if piece is not None and checkpoint is None:
+        raise ProblemError("runs in pieces need a folder to keep them in; give a checkpoint folder")
     epoch = problem.rounds_an_epoch
     steps = training.epochs * epoch
     early = {0, epoch // 4, epoch // 2, 3 * epoch // 4}
-    compute = partial(
-        simulate if piece is None else simulate_in_pieces,
-        problem,
-        algorithm,
-        graph,
-        stepsize=training.stepsize(law, epoch),
-        steps=steps,
-        runs=runs,
-        measure=early | set(range(epoch, steps + 1, epoch)),
-        private_start=training.private_start,
-        insecure_seed=insecure_seed,
-        progress=progress,
-    )
-    folder = Path(checkpoint) / str(algorithm).replace(":", "-") if checkpoint else None
-    if piece is None:
-        return compute(checkpoint=folder)
-    if folder is None:
-        raise ProblemError("runs in pieces need a folder to keep them in; give a checkpoint folder")
-    return compute(folder=folder, piece=piece)
+    found = {}
+    for name, algorithm, law in cases:
+        folder = Path(checkpoint) / str(algorithm).replace(":", "-") if checkpoint else None
+        compute = (
+            partial(simulate, checkpoint=folder)
+            if piece is None or folder is None
+            else partial(simulate_in_pieces, folder=folder, piece=piece)
+        )
+        found[name] = compute(
+            problem,
+            algorithm,
+            graph,
+            stepsize=training.stepsize(law, epoch),
+            steps=steps,
+            runs=runs,
+            measure=early | set(range(epoch, steps + 1, epoch)),
+            private_start=training.private_start,
+            insecure_seed=insecure_seed,
+            progress=progress,
+        )
+    return found
 
 
 def _half_width(values: torch.Tensor) -> float:
