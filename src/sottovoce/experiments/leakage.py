@@ -166,7 +166,12 @@ def leakage(
                 rounds=(round,),
                 targets=targets,
                 attacks=[attack] if attack else [],
-                effort=Effort(search, (method,), controls=attack is None, confined=confined),
+                effort=Effort(
+                    search,
+                    (method,) if attack else None,
+                    controls=attack is None,
+                    confined=confined,
+                ),
                 recorded=recordings[case],
                 folder=folder,
                 insecure_seed=seed,
