@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from sottovoce.files import write_json
+from sottovoce.storage.files import write_json
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -16,14 +16,14 @@ from benchmarks.common import by_turns, machine, ratio, save, show
 from torch.nn.functional import cross_entropy
 
 from sottovoce import DSGD, PDSGD, ring, simulate
-from sottovoce.algorithms import Algorithm
-from sottovoce.experiments import Training
 from sottovoce.kernels import philox
 from sottovoce.kernels.mixing import mix_
-from sottovoce.models import paper_cnn
-from sottovoce.problems.gradients import ReplicaGradients
-from sottovoce.simulate import _Simulation
+from sottovoce.mechanisms import Algorithm
+from sottovoce.problems.data.models import paper_cnn
+from sottovoce.problems.gradients.methods import ReplicaGradients
+from sottovoce.simulation.runner import _Simulation
 from sottovoce.stepsizes import Deterministic, Experiment
+from sottovoce.studies import Training
 
 CUDA = torch.device("cuda")
 DIMENSION = 1_676_266

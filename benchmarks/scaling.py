@@ -299,7 +299,7 @@ def main() -> None:
     )
     save(f"{options.output}.json", {"machine": machine(), "sweeps": found} | at_once)
     from sottovoce.charts import picture
-    from sottovoce.files import write_atomic
+    from sottovoce.storage.files import write_atomic
 
     write_atomic(Path(f"{options.output}.svg"), picture(chart(found), "svg"))
 

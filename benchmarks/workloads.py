@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from sottovoce import DSGD, PDSGD, Graph, Logistic, ModuleProblem, ring, simulate
-from sottovoce.algorithms import Algorithm
+from sottovoce.mechanisms import Algorithm
 from sottovoce.problems.base import Problem
 from sottovoce.randomness import Streams
 
@@ -83,7 +83,7 @@ def softmax(agents: int) -> ModuleProblem:
 @cache
 def cnn(model: str = "paper") -> ModuleProblem:
     """Five agents with the paper's CNN on the images that come with the package."""
-    from sottovoce.experiments import Training
+    from sottovoce.studies import Training
 
     training = Training(model=model, batch=BATCH)
     data, validation, _ = training.portions(5)

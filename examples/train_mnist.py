@@ -11,10 +11,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
-from sottovoce import PDSGD, datasets, parse_graph, parse_stepsize
+from sottovoce import PDSGD, parse_graph, parse_stepsize
 from sottovoce.distributed import DecentralizedSGD, connect
-from sottovoce.models import small_cnn
-from sottovoce.partitions import equal
+from sottovoce.problems.data import sets as datasets
+from sottovoce.problems.data.models import small_cnn
+from sottovoce.problems.data.partitions import equal
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--graph", default="ring:5")

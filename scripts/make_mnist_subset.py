@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from sottovoce.datasets import CLASSES, FILES, SOURCES, read_images, read_labels
 from sottovoce.errors import DataError
-from sottovoce.files import write_atomic
+from sottovoce.problems.data.sets import CLASSES, FILES, SOURCES, read_images, read_labels
+from sottovoce.storage.files import write_atomic
 
 SEED = 1
 PER_CLASS = {"train": 500, "t10k": 100}
-DEFAULT_OUTPUT = Path(__file__).parents[1] / "src" / "sottovoce" / "data_files"
+DEFAULT_OUTPUT = Path(__file__).parents[1] / "src" / "sottovoce" / "problems" / "data" / "files"
 
 
 def choose(labels: Tensor, per_class: int, file: str) -> list[int]:

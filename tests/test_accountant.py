@@ -11,18 +11,18 @@ import torch
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from sottovoce.accountant import account, gaussian_delta, gaussian_epsilon
-from sottovoce.adversaries import Adversary, CuriousAgents, Eavesdropper, parse_adversary
-from sottovoce.algorithms import DSGD, PDSGD, Algorithm, NoisyDSGD, ZeroSumDSGD, receive
 from sottovoce.cli import app as cli_app
 from sottovoce.errors import AttackError, PrivacyError
 from sottovoce.graphs import Graph, complete, erdos_renyi, grid, path, ring, star
-from sottovoce.linear_view import LinearView, seen_links, share_model
+from sottovoce.mechanisms import DSGD, PDSGD, Algorithm, NoisyDSGD, ZeroSumDSGD, receive
+from sottovoce.privacy.accountant import account, gaussian_delta, gaussian_epsilon
+from sottovoce.privacy.adversaries import Adversary, CuriousAgents, Eavesdropper, parse_adversary
+from sottovoce.privacy.linear_view import LinearView, seen_links, share_model
 from sottovoce.problems import Quadratic
 from sottovoce.randomness import private_streams
-from sottovoce.simulate import simulate
+from sottovoce.simulation.runner import simulate
+from sottovoce.simulation.transcript import Recording, Transcript, Truth
 from sottovoce.stepsizes import parse_stepsize
-from sottovoce.transcript import Recording, Transcript, Truth
 
 CONSTANT = parse_stepsize("0.1")
 FALLING = parse_stepsize("0.5/(k+2)")

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from sottovoce import DSGD, PDSGD, NoisyDSGD, Quadratic, Recording, complete, ring, simulate
-from sottovoce.adversaries import Adversary, CuriousAgents, Eavesdropper, parse_adversary
-from sottovoce.attacks import ATTACKS
 from sottovoce.errors import AttackError
-from sottovoce.transcript import Transcript, Truth
+from sottovoce.privacy.adversaries import Adversary, CuriousAgents, Eavesdropper, parse_adversary
+from sottovoce.privacy.attacks import ATTACKS
+from sottovoce.simulation.transcript import Transcript, Truth
 
 NAN = float("nan")
 

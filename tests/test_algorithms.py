@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from sottovoce.algorithms import (
+from sottovoce.errors import AlgorithmError
+from sottovoce.graphs import WEIGHT_RULES, Graph, complete, from_networkx, grid, ring, star
+from sottovoce.mechanisms import (
     ALGORITHMS,
     DSGD,
     MIXINGS,
@@ -22,11 +24,9 @@ from sottovoce.algorithms import (
     parse_algorithm,
     receive,
 )
-from sottovoce.errors import AlgorithmError
-from sottovoce.graphs import WEIGHT_RULES, Graph, complete, from_networkx, grid, ring, star
 from sottovoce.randomness import private_streams
+from sottovoce.simulation.rounds import DenseMixer, SparseMixer
 from sottovoce.stepsizes import Deterministic, Power, Stepsize
-from sottovoce.update import DenseMixer, SparseMixer
 
 EVERY = [
     *(make() for name, make in ALGORITHMS.items() if name != "pdsgd"),

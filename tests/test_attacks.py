@@ -24,8 +24,9 @@ from sottovoce import (
     simulate,
     star,
 )
-from sottovoce.adversaries import CuriousAgents, Eavesdropper
-from sottovoce.attacks import (
+from sottovoce.errors import AttackError
+from sottovoce.privacy.adversaries import CuriousAgents, Eavesdropper
+from sottovoce.privacy.attacks import (
     Averaging,
     Chain,
     Conventional,
@@ -37,8 +38,7 @@ from sottovoce.attacks import (
     attack_named,
     state_from_messages,
 )
-from sottovoce.errors import AttackError
-from sottovoce.inversion.metrics import gradient_cosine, gradient_relative_error
+from sottovoce.privacy.readers.metrics import gradient_cosine, gradient_relative_error
 
 GRAPHS = {"ring": ring(5), "complete": complete(4), "grid": grid(2, 3)}
 ROUNDS = 8

@@ -10,16 +10,16 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from sottovoce import DSGD, PDSGD, ModuleProblem, parse_stepsize, path, ring
-from sottovoce.adversaries import CuriousAgents, Eavesdropper
-from sottovoce.attacks import Chain, Conventional, Elimination, FirstRound, LeastSquares
-from sottovoce.audit import Audit, audit
-from sottovoce.audit.scores import Effort
-from sottovoce.audit.targets import Recorded
 from sottovoce.charts.png import encode_grey
 from sottovoce.errors import AttackError
-from sottovoce.experiments import Study, audit_study
-from sottovoce.experiments.leakage import image_problem
-from sottovoce.inversion import Search
+from sottovoce.privacy.adversaries import CuriousAgents, Eavesdropper
+from sottovoce.privacy.attacks import Chain, Conventional, Elimination, FirstRound, LeastSquares
+from sottovoce.privacy.auditor import Audit, audit
+from sottovoce.privacy.auditor.scores import Effort
+from sottovoce.privacy.auditor.targets import Recorded
+from sottovoce.privacy.readers import Search
+from sottovoce.studies import Study, audit_study
+from sottovoce.studies.leakage import image_problem
 
 STEPSIZE = parse_stepsize("experiment:0.1/k")
 QUICK = Search(iterations=120, restarts=1)
@@ -209,7 +209,7 @@ def test_a_users_own_dense_model_is_audited_in_a_few_lines():
     pixels = torch.rand(40, 1, 12, 12, generator=generator)
     labels = torch.arange(40) % 4
     model = nn.Sequential(nn.Flatten(), nn.Linear(144, 16), nn.Tanh(), nn.Linear(16, 4))
-    from sottovoce.inversion.matching import Inputs
+    from sottovoce.privacy.readers.matching import Inputs
 
     problem = ModuleProblem(model, cross_entropy, [(pixels, labels)] * 5, batch=1)
     found = audit(

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import pytest
 from scipy.special import zeta
 
-from sottovoce.conditions import Condition, theorem_conditions
 from sottovoce.errors import StepsizeError
 from sottovoce.stepsizes import (
     Custom,
@@ -18,6 +17,7 @@ from sottovoce.stepsizes import (
     Stepsize,
     Uniform,
 )
+from sottovoce.stepsizes.conditions import Condition, theorem_conditions
 
 JUST = 1e-9
 

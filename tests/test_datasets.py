@@ -20,11 +20,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sottovoce import datasets
-from sottovoce.datasets import FILES, SOURCES, Source, load, read_images, read_labels
 from sottovoce.errors import DataError
+from sottovoce.problems.data import sets as datasets
+from sottovoce.problems.data.sets import FILES, SOURCES, Source, load, read_images, read_labels
 
-SUBSET = files("sottovoce") / "data_files"
+SUBSET = files("sottovoce.problems.data") / "files"
 
 
 def idx(*shape: int, fill: int = 0) -> bytes:

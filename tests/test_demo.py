@@ -18,10 +18,10 @@ pytest.importorskip("altair")
 pytest.importorskip("vl_convert")
 pytest.importorskip("cryptography")
 
-from sottovoce.attacks import Conventional
-from sottovoce.demo import Size, demo, open_page, write_demo
-from sottovoce.demo.story import OWN_MODEL
+from sottovoce.privacy.attacks import Conventional
 from sottovoce.report import load_section
+from sottovoce.report.demo import Size, demo, open_page, write_demo
+from sottovoce.report.demo.story import OWN_MODEL
 
 TINY = Size(runs=2, block=20, blocks=2, iterations=3, restarts=1)
 CLI = [sys.executable, "-c", "from sottovoce.cli import main; main()"]

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from sottovoce.problems.dense import DenseStack
-from sottovoce.problems.gradients import Loss, ReplicaGradients
+from sottovoce.problems.gradients.dense import DenseStack
+from sottovoce.problems.gradients.methods import Loss, ReplicaGradients
 
 CPU = torch.device("cpu")
 CLASSES = 4

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from sottovoce.errors import ResultError, SimulationError
-from sottovoce.experiments import Study, bound_study, estimation, rates
-from sottovoce.experiments.estimation import _compare, _overall, _phases_text
-from sottovoce.experiments.rates import _slope
-from sottovoce.results import Result
+from sottovoce.simulation.result import Result
+from sottovoce.studies import Study, bound_study, estimation, rates
+from sottovoce.studies.estimation import _compare, _overall, _phases_text
+from sottovoce.studies.rates import _slope
 
 
 @pytest.fixture(scope="module")

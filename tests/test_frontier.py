@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from sottovoce.algorithms import parse_algorithm
-from sottovoce.audit.scores import Row
 from sottovoce.errors import SottovoceError
-from sottovoce.experiments.frontier import Setting, Sizes, frontier, settings
+from sottovoce.mechanisms import parse_algorithm
+from sottovoce.privacy.auditor.scores import Row
+from sottovoce.studies.frontier import Setting, Sizes, frontier, settings
 
 SIZES = Sizes(runs=2, epochs=1, targets=2, scales=(0.25, 0.5))
 

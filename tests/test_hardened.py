@@ -23,10 +23,12 @@ from sottovoce import (
     simulate,
     star,
 )
-from sottovoce.adversaries import CuriousAgents, Eavesdropper
-from sottovoce.advice import HIDING_NOISE, advice, protection
-from sottovoce.algorithms import DSGD, Algorithm, receive
-from sottovoce.attacks import (
+from sottovoce.errors import AttackError
+from sottovoce.graphs import Graph
+from sottovoce.mechanisms import DSGD, Algorithm, receive
+from sottovoce.privacy.adversaries import CuriousAgents, Eavesdropper
+from sottovoce.privacy.advice import HIDING_NOISE, advice, protection
+from sottovoce.privacy.attacks import (
     Averaging,
     Chain,
     Elimination,
@@ -34,11 +36,9 @@ from sottovoce.attacks import (
     LeastSquares,
     Smoothing,
 )
-from sottovoce.errors import AttackError
-from sottovoce.graphs import Graph
-from sottovoce.inversion.metrics import gradient_cosine
+from sottovoce.privacy.readers.metrics import gradient_cosine
 from sottovoce.randomness import private_streams
-from sottovoce.transcript import Transcript
+from sottovoce.simulation.transcript import Transcript
 
 UNEQUAL = from_matrix(
     np.array([[0.4, 0.5, 0.1], [0.5, 0.3, 0.2], [0.1, 0.2, 0.7]]), "unequal weights"

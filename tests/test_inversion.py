@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sottovoce import datasets, models
 from sottovoce.errors import AttackError
-from sottovoce.inversion import Inversion, Search, dlg, projection, sign_free
-from sottovoce.inversion.layers import infer_label, linear_layer
-from sottovoce.inversion.matching import (
+from sottovoce.privacy.readers import Inversion, Search, dlg, projection, sign_free
+from sottovoce.privacy.readers.layers import infer_label, linear_layer
+from sottovoce.privacy.readers.matching import (
     BatchedGradient,
     Inputs,
     compress,
@@ -16,13 +15,15 @@ from sottovoce.inversion.matching import (
     sign_free_likelihood,
     total_variation,
 )
-from sottovoce.inversion.metrics import (
+from sottovoce.privacy.readers.metrics import (
     blind_guess,
     gradient_cosine,
     label_correct,
     match_batch,
     summed_squared_error,
 )
+from sottovoce.problems.data import models
+from sottovoce.problems.data import sets as datasets
 
 INPUTS = Inputs((1, 28, 28), mean=0.1307, std=0.3081)
 QUICK = Search(iterations=200, restarts=1)

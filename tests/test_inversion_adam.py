@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from sottovoce.inversion.adam import descend
+from sottovoce.privacy.readers.adam import descend
 
 
 def staircase(x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

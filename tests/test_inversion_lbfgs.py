@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sottovoce.inversion.lbfgs import minimise
+from sottovoce.privacy.readers.lbfgs import minimise
 
 
 def differentiated(function):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sottovoce.errors import AttackError
-from sottovoce.inversion import metrics
+from sottovoce.privacy.readers import metrics
 
 
 @pytest.fixture

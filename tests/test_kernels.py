@@ -12,17 +12,17 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from sottovoce import DSGD, PDSGD, ModuleProblem, Power, Stepsize, complete, ring, simulate
-from sottovoce.algorithms import NoisyDSGD, ScalarShares
 from sottovoce.errors import ProblemError
 from sottovoce.kernels import convolution, philox, usable
 from sottovoce.kernels.convolution import After
 from sottovoce.kernels.mixing import mix_
-from sottovoce.models import paper_cnn
-from sottovoce.problems.fused import FusedStack
-from sottovoce.problems.replicas import ParameterLayout
+from sottovoce.mechanisms import NoisyDSGD, ScalarShares
+from sottovoce.problems.data.models import paper_cnn
+from sottovoce.problems.gradients.convolution import FusedStack
+from sottovoce.problems.gradients.layout import ParameterLayout
 from sottovoce.randomness import DeviceStreams
+from sottovoce.simulation.rounds import DenseMixer, InPlaceUpdate
 from sottovoce.stepsizes import Deterministic, Uniform
-from sottovoce.update import DenseMixer, InPlaceUpdate
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")

@@ -6,11 +6,11 @@ import re
 import pytest
 
 from sottovoce.errors import ProblemError
-from sottovoce.experiments import Study, leakage, states
-from sottovoce.experiments.leakage import _findings, image_problem
-from sottovoce.experiments.noise_attack import PAPER_DLG_ERRORS, noise_attack
-from sottovoce.inversion import Search
-from sottovoce.models import paper_cnn, parameter_count
+from sottovoce.privacy.readers import Search
+from sottovoce.problems.data.models import paper_cnn, parameter_count
+from sottovoce.studies import Study, leakage, states
+from sottovoce.studies.leakage import _findings, image_problem
+from sottovoce.studies.noise_attack import PAPER_DLG_ERRORS, noise_attack
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from sottovoce.errors import ProblemError
-from sottovoce.experiments import Study, Training, mnist, noise
-from sottovoce.experiments.learning import PAPER_TABLE
+from sottovoce.studies import Study, Training, mnist, noise
+from sottovoce.studies.learning import PAPER_TABLE
 
 ROOT = Path(__file__).parents[1]
 QUICK = Training(epochs=2, batch=16)
@@ -89,7 +89,7 @@ def test_partitions_reach_the_agents():
 @pytest.mark.integration
 def test_a_killed_run_continues_and_ends_with_the_same_numbers(tmp_path):
     script = (
-        "import sottovoce.simulate as s; s._SECONDS_BETWEEN_CHECKPOINTS = 0.3\n"
+        "import sottovoce.simulation.runner as s; s._SECONDS_BETWEEN_CHECKPOINTS = 0.3\n"
         "from sottovoce.cli import main; main()"
     )
     command = [

@@ -7,9 +7,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sottovoce.datasets import load
 from sottovoce.errors import ProblemError
-from sottovoce.models import ACTIVATIONS, initialise, paper_cnn, parameter_count, small_cnn
+from sottovoce.problems.data.models import (
+    ACTIVATIONS,
+    initialise,
+    paper_cnn,
+    parameter_count,
+    small_cnn,
+)
+from sottovoce.problems.data.sets import load
 
 Builder = Callable[..., nn.Sequential]
 BUILDERS = pytest.mark.parametrize("build", [paper_cnn, small_cnn])

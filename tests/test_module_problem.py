@@ -8,9 +8,9 @@ from torch.utils.data import TensorDataset
 
 from sottovoce import DSGD, PDSGD, ModuleProblem, Power, Stepsize, complete, ring, simulate
 from sottovoce.errors import DivergedError, ProblemError
-from sottovoce.models import paper_cnn, small_cnn
-from sottovoce.problems.gradients import ReplicaGradients
-from sottovoce.problems.replicas import ParameterLayout
+from sottovoce.problems.data.models import paper_cnn, small_cnn
+from sottovoce.problems.gradients.layout import ParameterLayout
+from sottovoce.problems.gradients.methods import ReplicaGradients
 from sottovoce.randomness import private_streams
 
 CPU = torch.device("cpu")
@@ -127,7 +127,9 @@ def test_fewer_replicas_share_a_computation_where_memory_is_short(monkeypatch):
     )
     counts = []
     for free in (1 << 24, 1 << 32, 1 << 60):
-        monkeypatch.setattr("sottovoce.problems.gradients.free_memory", lambda device, f=free: f)
+        monkeypatch.setattr(
+            "sottovoce.problems.gradients.methods.free_memory", lambda device, f=free: f
+        )
         counts.append(compute.at_once(64))
     assert 1 == counts[0] < counts[1] < counts[2] == 1000
     assert compute.at_once(640) == 1000
@@ -221,7 +223,7 @@ def test_agents_start_together():
 
 
 def test_starting_weights_depend_on_the_run_alone():
-    from sottovoce.models import initialise
+    from sottovoce.problems.data.models import initialise
 
     problem = ModuleProblem(dense(), cross_entropy, blobs(), initialise=initialise)
     streams = private_streams(range(3, 5), 5)

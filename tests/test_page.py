@@ -11,9 +11,9 @@ pytest.importorskip("altair")
 pytest.importorskip("vl_convert")
 pytest.importorskip("cryptography")
 
-from sottovoce.demo import Size, demo, write_demo
-from sottovoce.experiments import bound_study, estimation
 from sottovoce.report import write_page
+from sottovoce.report.demo import Size, demo, write_demo
+from sottovoce.studies import bound_study, estimation
 
 pytestmark = pytest.mark.skipif(
     browser() is None, reason="no Chromium was found (Debian: apt install chromium)"

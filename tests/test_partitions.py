@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sottovoce.errors import DataError
-from sottovoce.partitions import (
+from sottovoce.problems.data.partitions import (
     Partition,
     by_counts,
     by_shards,

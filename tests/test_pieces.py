@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-import sottovoce.pieces
+import sottovoce.simulation.pieces
 from sottovoce import PDSGD, Quadratic, ring, simulate
 from sottovoce.errors import ResultError, SimulationError
-from sottovoce.pieces import simulate_in_pieces
-from sottovoce.results import Result
+from sottovoce.simulation.pieces import simulate_in_pieces
+from sottovoce.simulation.result import Result
 from sottovoce.stepsizes import Stepsize
 
 MEASURED = [0, 3, 7]
@@ -46,7 +46,9 @@ def test_pieces_are_one_simulation_and_are_kept(tmp_path, monkeypatch):
         assert torch.equal(found.metrics[name], values)
     assert found.final.shape == (5, 5, 0)
     assert {path.stem for path in tmp_path.iterdir()} == {"runs-0-1", "runs-2-3", "runs-4-4"}
-    monkeypatch.setattr(sottovoce.pieces, "simulate", lambda *_, **__: pytest.fail("computed"))
+    monkeypatch.setattr(
+        sottovoce.simulation.pieces, "simulate", lambda *_, **__: pytest.fail("computed")
+    )
     again = pieces(tmp_path)
     assert torch.equal(again.metrics["distance"], found.metrics["distance"])
 
@@ -59,7 +61,7 @@ def test_a_stopped_study_continues_with_the_next_piece(tmp_path, monkeypatch):
         computed.append(runs)
         return simulate(*arguments, runs=runs, **options)
 
-    monkeypatch.setattr(sottovoce.pieces, "simulate", counted)
+    monkeypatch.setattr(sottovoce.simulation.pieces, "simulate", counted)
     assert pieces(tmp_path).metrics["distance"].shape == (3, 5)
     assert computed == [range(4, 5)]
 

@@ -8,9 +8,9 @@ import pytest
 from scipy.integrate import quad
 from scipy.special import exp1, gammainc
 
-from sottovoce import privacy
 from sottovoce.errors import PrivacyError
-from sottovoce.privacy import (
+from sottovoce.privacy import entropy as privacy
+from sottovoce.privacy.entropy import (
     GaussianPrior,
     GradientPrior,
     LaplacePrior,

@@ -18,15 +18,15 @@ pytest.importorskip("altair")
 pytest.importorskip("vl_convert")
 
 from sottovoce import report
-from sottovoce.algorithms import PDSGD
 from sottovoce.charts.png import encode_text
 from sottovoce.errors import ResultError, SottovoceError
-from sottovoce.experiments import Study, Table, bound_study, estimation
-from sottovoce.experiments import everything as everything_module
-from sottovoce.experiments.everything import QUICK, Scale, everything, verdicts
 from sottovoce.graphs import ring
+from sottovoce.mechanisms import PDSGD
 from sottovoce.problems import Estimation
-from sottovoce.simulate import simulate
+from sottovoce.simulation.runner import simulate
+from sottovoce.studies import Study, Table, bound_study, estimation
+from sottovoce.studies import everything as everything_module
+from sottovoce.studies.everything import QUICK, Scale, everything, verdicts
 
 CLI = [sys.executable, "-c", "from sottovoce.cli import main; main()"]
 

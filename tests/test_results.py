@@ -8,13 +8,13 @@ import pytest
 import torch
 from scipy import stats
 
-from sottovoce.algorithms import PDSGD
 from sottovoce.errors import ResultError
 from sottovoce.graphs import ring
+from sottovoce.mechanisms import PDSGD
 from sottovoce.problems import Estimation
-from sottovoce.results import Result, join
-from sottovoce.simulate import simulate
-from sottovoce.transcript import Recording
+from sottovoce.simulation.result import Result, join
+from sottovoce.simulation.runner import simulate
+from sottovoce.simulation.transcript import Recording
 
 GENERATOR = torch.Generator().manual_seed(0)
 

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from sottovoce.algorithms import ALGORITHMS, DSGD, PDSGD, Algorithm, NoisyDSGD
 from sottovoce.errors import DivergedError, ResultError, SimulationError, SottovoceError
 from sottovoce.graphs import complete, grid, random_regular, ring
+from sottovoce.mechanisms import ALGORITHMS, DSGD, PDSGD, Algorithm, NoisyDSGD
 from sottovoce.problems import Estimation, Logistic, Quadratic
 from sottovoce.randomness import Streams, private_streams
-from sottovoce.results import Result
-from sottovoce.simulate import simulate
+from sottovoce.simulation.result import Result
+from sottovoce.simulation.runner import simulate
+from sottovoce.simulation.transcript import Recording
 from sottovoce.stepsizes import Deterministic, Power, PrivateDeviation, Stepsize, Uniform
-from sottovoce.transcript import Recording
 
 EVERY = [*(make() for make in ALGORITHMS.values()), PDSGD("coordinate")]
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from sottovoce.errors import ResultError
-from sottovoce.files import write_atomic, write_json
-from sottovoce.storage import load_pair, read_tensors, save_pair, write_tensors
+from sottovoce.storage.files import write_atomic, write_json
+from sottovoce.storage.tensors import load_pair, read_tensors, save_pair, write_tensors
 
 TENSORS = {"x": torch.arange(6.0).view(2, 3), "k": torch.tensor([1, 2])}
 

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from sottovoce.algorithms import ALGORITHMS, PDSGD, Algorithm
 from sottovoce.errors import ResultError, SimulationError
 from sottovoce.graphs import grid
+from sottovoce.mechanisms import ALGORITHMS, PDSGD, Algorithm
 from sottovoce.problems import Quadratic
 from sottovoce.randomness import private_streams
-from sottovoce.simulate import simulate
+from sottovoce.simulation.runner import simulate
+from sottovoce.simulation.transcript import Recording, Transcript
 from sottovoce.stepsizes import Stepsize, Uniform
-from sottovoce.transcript import Recording, Transcript
 
 EVERY = [*(make() for make in ALGORITHMS.values()), PDSGD("coordinate")]
 GRAPH = grid(2, 3)
@@ -121,7 +121,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
 
 
 def test_a_transcript_without_its_truth_is_refused_by_name(tmp_path: Path) -> None:
-    from sottovoce.storage import load_pair, save_pair
+    from sottovoce.storage.tensors import load_pair, save_pair
 
     recorded(PDSGD()).save(tmp_path / "t")
     tensors, facts = load_pair(tmp_path / "t", "transcript")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sottovoce.graphs import Graph, complete, random_regular, ring
-from sottovoce.update import DenseMixer, SparseMixer, mixer
+from sottovoce.simulation.rounds import DenseMixer, SparseMixer, mixer
 
 CPU = torch.device("cpu")
 

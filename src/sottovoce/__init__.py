@@ -10,15 +10,6 @@ For example, the paper's algorithm on the paper's first problem:
 
 from importlib.metadata import PackageNotFoundError, version
 
-from sottovoce.algorithms import (
-    DSGD,
-    PDSGD,
-    Algorithm,
-    NoisyDSGD,
-    ScalarShares,
-    ZeroSumDSGD,
-)
-from sottovoce.conditions import theorem_conditions
 from sottovoce.errors import SottovoceError
 from sottovoce.graphs import (
     Graph,
@@ -37,9 +28,18 @@ from sottovoce.graphs import (
     star,
     torus,
 )
+from sottovoce.mechanisms import (
+    DSGD,
+    PDSGD,
+    Algorithm,
+    NoisyDSGD,
+    ScalarShares,
+    ZeroSumDSGD,
+)
 from sottovoce.problems import Estimation, Logistic, ModuleProblem, Problem, Quadratic
-from sottovoce.results import Result
-from sottovoce.simulate import simulate
+from sottovoce.simulation.result import Result
+from sottovoce.simulation.runner import simulate
+from sottovoce.simulation.transcript import Recording, Transcript
 from sottovoce.stepsizes import (
     Custom,
     Deterministic,
@@ -50,7 +50,7 @@ from sottovoce.stepsizes import (
     Uniform,
     parse_stepsize,
 )
-from sottovoce.transcript import Recording, Transcript
+from sottovoce.stepsizes.conditions import theorem_conditions
 
 try:
     __version__ = version("sottovoce")

@@ -22,7 +22,7 @@ from sottovoce.distributed import arithmetic, frames
 from sottovoce.distributed.exchange import Exchange
 from sottovoce.errors import DistributedError, SottovoceError
 from sottovoce.randomness import InsecureSeedWarning, private_streams
-from sottovoce.storage import write_tensors
+from sottovoce.storage.tensors import write_tensors
 
 SEED = 11
 

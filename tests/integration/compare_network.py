@@ -7,7 +7,7 @@ from pathlib import Path
 import launching
 import torch
 
-from sottovoce.storage import read_tensors
+from sottovoce.storage.tensors import read_tensors
 
 folder, agents = Path(sys.argv[1]), int(sys.argv[2])
 with tempfile.TemporaryDirectory() as name:

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from sottovoce import DSGD, NoisyDSGD, Recording, simulate
-from sottovoce.algorithms import has_scalar_shares
 from sottovoce.distributed import join_recordings
 from sottovoce.distributed.frames import HEADER_BYTES, TRAILER_BYTES
+from sottovoce.mechanisms import has_scalar_shares
 from sottovoce.randomness import private_streams
-from sottovoce.storage import read_tensors
+from sottovoce.storage.tensors import read_tensors
 
 pytestmark = pytest.mark.integration
 SEED = 11

@@ -27,7 +27,7 @@ from sottovoce.charts.style import (
     styled,
 )
 from sottovoce.errors import SottovoceError
-from sottovoce.files import write_atomic
+from sottovoce.storage.files import write_atomic
 
 if TYPE_CHECKING:
     import altair as alt

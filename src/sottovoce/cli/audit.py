@@ -5,12 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sottovoce import experiments
-from sottovoce.adversaries import parse_adversary
-from sottovoce.algorithms import parse_algorithm
-from sottovoce.attacks import attack_named
-from sottovoce.audit.scores import THRESHOLD, Effort, Row
-from sottovoce.audit.targets import Recorded
+from sottovoce import studies
 from sottovoce.cli.learn import Epochs
 from sottovoce.cli.options import (
     AsJson,
@@ -24,11 +19,16 @@ from sottovoce.cli.options import (
 )
 from sottovoce.cli.show import finish, notes, show_progress
 from sottovoce.errors import AttackError
-from sottovoce.experiments.frontier import LEVELS, Sizes
-from sottovoce.experiments.leakage import row_line
 from sottovoce.graphs import parse_graph
-from sottovoce.inversion import Search
+from sottovoce.mechanisms import parse_algorithm
+from sottovoce.privacy.adversaries import parse_adversary
+from sottovoce.privacy.attacks import attack_named
+from sottovoce.privacy.auditor.scores import THRESHOLD, Effort, Row
+from sottovoce.privacy.auditor.targets import Recorded
+from sottovoce.privacy.readers import Search
 from sottovoce.stepsizes import parse_stepsize
+from sottovoce.studies.frontier import LEVELS, Sizes
+from sottovoce.studies.leakage import row_line
 
 Model = Annotated[str, typer.Option(help="paper (1,676,266 parameters) or small (19,430).")]
 Weights = Annotated[
@@ -104,7 +104,7 @@ def audit(
     A stopped audit goes on where it was when the same command is given again.
     """
     network = parse_graph(graph, mixing_weights)
-    settings = experiments.AuditSettings(
+    settings = studies.AuditSettings(
         algorithms=tuple(parse_algorithm(text) for text in algorithm or ["pdsgd"]),
         stepsize=parse_stepsize(stepsize),
         adversaries=tuple(
@@ -122,7 +122,7 @@ def audit(
         ),
         private_start=private_start,
     )
-    study = experiments.audit_images(
+    study = studies.audit_images(
         settings,
         graph=network,
         model=model,
@@ -160,7 +160,7 @@ def leakage(
     as_json: AsJson = False,
 ) -> None:
     """The attack figures: images recovered under DSGD and PDSGD, and the error over iterations."""
-    study = experiments.leakage(
+    study = studies.leakage(
         model,
         graph=parse_graph(graph),
         round=round,
@@ -189,7 +189,7 @@ def states(
     as_json: AsJson = False,
 ) -> None:
     """The remark that states stay hidden until consensus: what observers know of them."""
-    study = experiments.states(
+    study = studies.states(
         graph=parse_graph(graph),
         scale=scale,
         insecure_seed=insecure_seed,
@@ -223,7 +223,7 @@ def frontier(
     first, _, last = part.partition("/")
     if not (first.isdecimal() and last.isdecimal()):
         raise AttackError(f"part {part!r} is not understood; accepted: 1/1, 2/4, ...")
-    study = experiments.frontier(
+    study = studies.frontier(
         level or LEVELS,
         Sizes(runs=runs, epochs=epochs, targets=targets, iterations=iterations, restarts=restarts),
         folder=out / "pieces",

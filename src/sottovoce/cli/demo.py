@@ -26,7 +26,7 @@ def demo(
     """Train with DSGD and PDSGD, overhear the messages, and show on a page what they give away."""
     import torch
 
-    from sottovoce import demo as story
+    from sottovoce.report import demo as story
 
     # Batches of one image are too small to divide: a second thread only waits for the first.
     torch.set_num_threads(1)

@@ -7,20 +7,20 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from sottovoce.accountant import Account, account
-from sottovoce.adversaries import parse_adversary
-from sottovoce.advice import advice
-from sottovoce.algorithms import parse_algorithm
 from sottovoce.cli.options import AsJson, GraphName, Weights
 from sottovoce.cli.show import answers, print_json, print_table, print_written
-from sottovoce.conditions import Condition, mixing_conditions, theorem_conditions
 from sottovoce.errors import GraphError, PrivacyError
-from sottovoce.experiments.study import Table
 from sottovoce.graphs import Graph, from_matrix, parse_graph
-from sottovoce.linear_group import Start
-from sottovoce.privacy import GaussianPrior, GradientPrior, LaplacePrior, UniformPrior
-from sottovoce.privacy import bound as privacy_bound
+from sottovoce.mechanisms import parse_algorithm
+from sottovoce.privacy.accountant import Account, account
+from sottovoce.privacy.adversaries import parse_adversary
+from sottovoce.privacy.advice import advice
+from sottovoce.privacy.entropy import GaussianPrior, GradientPrior, LaplacePrior, UniformPrior
+from sottovoce.privacy.entropy import bound as privacy_bound
+from sottovoce.privacy.linear_group import Start
 from sottovoce.stepsizes import LAWS, parse_stepsize
+from sottovoce.stepsizes.conditions import Condition, mixing_conditions, theorem_conditions
+from sottovoce.studies.study import Table
 
 
 def _graph_with_weights(name: str | None, weights: str) -> Graph:

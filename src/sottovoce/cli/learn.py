@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sottovoce import experiments
+from sottovoce import studies
 from sottovoce.cli.options import (
     AsJson,
     GraphName,
@@ -18,8 +18,8 @@ from sottovoce.cli.options import (
     WritePage,
 )
 from sottovoce.cli.show import finish, notes, show_progress
-from sottovoce.experiments import Study, Training
 from sottovoce.graphs import parse_graph
+from sottovoce.studies import Study, Training
 
 Model = Annotated[str, typer.Option(help="paper (1,676,266 parameters) or small (19,430).")]
 Data = Annotated[
@@ -112,13 +112,13 @@ def _checkpoint(out: Path, resume: bool) -> Path:
 
 
 mnist = _command(
-    experiments.mnist,
+    studies.mnist,
     5,
     Path("sottovoce-results/mnist"),
     "The CNN experiment: PDSGD against DSGD, training and validation accuracy.",
 )
 noise = _command(
-    experiments.noise,
+    studies.noise,
     3,
     Path("sottovoce-results/noise"),
     "Table I: accuracy of NoisyDSGD under noise 0, 1e-4, ..., 1 beside PDSGD's.",

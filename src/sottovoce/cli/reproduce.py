@@ -1,4 +1,4 @@
-"""`sottovoce reproduce ...`: the paper's experiments."""
+"""`sottovoce reproduce ...`: the paper's studies."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sottovoce import experiments
+from sottovoce import studies
 from sottovoce.cli import audit, learn
 from sottovoce.cli.options import AsJson, GraphName, InsecureSeed, Out, Runs, Steps, WritePage
 from sottovoce.cli.show import (
@@ -17,9 +17,9 @@ from sottovoce.cli.show import (
     print_written,
     show_progress,
 )
-from sottovoce.experiments.everything import INTRO, QUICK, Scale, verdicts
-from sottovoce.experiments.everything import everything as run_all
 from sottovoce.graphs import parse_graph
+from sottovoce.studies.everything import INTRO, QUICK, Scale, verdicts
+from sottovoce.studies.everything import everything as run_all
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.command("mnist")(learn.mnist)
@@ -46,7 +46,7 @@ def estimation(
     as_json: AsJson = False,
 ) -> None:
     """The convex experiment: PDSGD against DSGD on decentralized estimation."""
-    study = experiments.estimation(
+    study = studies.estimation(
         steps=steps,
         runs=runs,
         scales=tuple(scale or (0.5, 1.0, 2.0)),
@@ -67,7 +67,7 @@ def bound(
     as_json: AsJson = False,
 ) -> None:
     """The information-theoretic bound: the paper's 1.0322 nats, and what becomes of them."""
-    finish(experiments.bound_study(kappa=kappa, last_round=last_round), out, as_json, report)
+    finish(studies.bound_study(kappa=kappa, last_round=last_round), out, as_json, report)
 
 
 @app.command()
@@ -81,7 +81,7 @@ def rates(
     as_json: AsJson = False,
 ) -> None:
     """Measured convergence rates against the remarks' O(k^-1/2)."""
-    study = experiments.rates(
+    study = studies.rates(
         steps=steps,
         runs=runs,
         graph=parse_graph(graph),

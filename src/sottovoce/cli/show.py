@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table as RichTable
 
-from sottovoce.experiments.study import Study, Table
+from sottovoce.studies.study import Study, Table
 
 notes = Console(stderr=True, highlight=False)
 """Where everything goes that is not the answer itself."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, get_num_threads
 
-from sottovoce.algorithms import PDSGD, Algorithm, NoisyDSGD, ZeroSumDSGD, has_scalar_shares
 from sottovoce.distributed.exchange import Exchange
 from sottovoce.distributed.streams import AgentStreams
 from sottovoce.graphs import Routes
+from sottovoce.mechanisms import PDSGD, Algorithm, NoisyDSGD, ZeroSumDSGD, has_scalar_shares
 from sottovoce.stepsizes import Stepsize
 
 BLOCK = 1 << 17

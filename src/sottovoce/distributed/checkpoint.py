@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sottovoce.distributed.handshake import gather
 from sottovoce.errors import DistributedError, ResultError
-from sottovoce.storage import read_tensors, write_tensors
+from sottovoce.storage.tensors import read_tensors, write_tensors
 
 KEPT = 2
 _NAME = re.compile(r"round-(\d{12})\.safetensors")

@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sottovoce import __version__
-from sottovoce.algorithms import Algorithm
 from sottovoce.distributed.frames import FORMAT
 from sottovoce.errors import DistributedError, PeerLost
 from sottovoce.graphs import Graph
+from sottovoce.mechanisms import Algorithm
 from sottovoce.stepsizes import Stepsize
 
 _FACT_BYTES = 4096

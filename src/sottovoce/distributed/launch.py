@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sottovoce.algorithms import parse_algorithm
 from sottovoce.errors import DistributedError
 from sottovoce.graphs import parse_graph
-from sottovoce.partitions import parse_partition
+from sottovoce.mechanisms import parse_algorithm
+from sottovoce.problems.data.partitions import parse_partition
 from sottovoce.randomness import require_jitter
 from sottovoce.stepsizes import parse_stepsize
 

@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sottovoce.algorithms import Algorithm
 from sottovoce.distributed.arithmetic import Arithmetic
 from sottovoce.distributed.checkpoint import Checkpoint, Checkpoints
 from sottovoce.distributed.exchange import Exchange
@@ -18,7 +17,8 @@ from sottovoce.distributed.recording import AgentRecorder
 from sottovoce.distributed.streams import AgentStreams
 from sottovoce.errors import DistributedError
 from sottovoce.graphs import Graph
-from sottovoce.mixing import diameter
+from sottovoce.graphs.mixing import diameter
+from sottovoce.mechanisms import Algorithm
 from sottovoce.randomness import require_jitter, warn_about_seed
 from sottovoce.stepsizes import Stepsize
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from sottovoce.errors import DistributedError, ResultError
 from sottovoce.graphs import Graph
-from sottovoce.storage import load_pair, save_pair
-from sottovoce.transcript import Transcript, Truth
+from sottovoce.simulation.transcript import Transcript, Truth
+from sottovoce.storage.tensors import load_pair, save_pair
 
 _KIND = "agent-recording"
 _SERIES = ("states", "gradients", "steps", "sent", "received")

@@ -8,14 +8,14 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
-from sottovoce.algorithms import Algorithm, parse_algorithm
-from sottovoce.datasets import load
 from sottovoce.distributed import DecentralizedSGD, connect
 from sottovoce.distributed.launch import REPORT, Training
 from sottovoce.errors import DistributedError
 from sottovoce.graphs import parse_graph
-from sottovoce.models import small_cnn
-from sottovoce.partitions import parse_partition
+from sottovoce.mechanisms import Algorithm, parse_algorithm
+from sottovoce.problems.data.models import small_cnn
+from sottovoce.problems.data.partitions import parse_partition
+from sottovoce.problems.data.sets import load
 from sottovoce.stepsizes import Power, Stepsize, parse_stepsize
 
 _SHARED_SEED = 0

@@ -9,9 +9,9 @@ from torch.utils.data import Dataset
 
 from sottovoce.errors import ProblemError
 from sottovoce.problems.base import Problem, in_large_pages, require_finite, require_sizes
-from sottovoce.problems.gradients import Loss, Method, Precision, ReplicaGradients
-from sottovoce.problems.memory import free_memory
-from sottovoce.problems.replicas import ParameterLayout, refuse_running_statistics
+from sottovoce.problems.gradients.layout import ParameterLayout, refuse_running_statistics
+from sottovoce.problems.gradients.memory import free_memory
+from sottovoce.problems.gradients.methods import Loss, Method, Precision, ReplicaGradients
 from sottovoce.randomness import Streams
 
 Samples = tuple[Tensor, Tensor] | Dataset[Any]
@@ -28,7 +28,7 @@ class ModuleProblem(Problem):
     a pair of tensors (inputs, targets) or a torch Dataset. validation: a list with one set for each
     agent, or one set for all. initialise: `initialise(model, run)` gives the module the public
     starting weights of a run; the module's own weights serve when it is None. gradients, precision:
-    how replicas are computed, see `sottovoce.problems.gradients`; `bfloat16` is quicker on a GPU.
+    how replicas are computed, see `sottovoce.problems.gradients.methods`; `bfloat16` is quicker on a GPU.
 
     A stochastic gradient uses `batch` samples drawn with replacement, so that its expectation is
     the gradient of f_i (the paper's Assumption on gradients).

@@ -5,11 +5,11 @@ from dataclasses import replace
 from html import escape
 from pathlib import Path
 
-from sottovoce.experiments.study import Study
-from sottovoce.files import write_atomic
 from sottovoce.report.blocks import Section
 from sottovoce.report.page import assemble
 from sottovoce.report.saved import load_section, study_section
+from sottovoce.storage.files import write_atomic
+from sottovoce.studies.study import Study
 
 __all__ = ["Section", "load_section", "page", "study_section", "write_page"]
 

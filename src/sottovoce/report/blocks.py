@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from sottovoce.experiments.study import Table
+from sottovoce.studies.study import Table
 
 if TYPE_CHECKING:
     import altair as alt

@@ -8,7 +8,6 @@ from typing import Any
 
 from sottovoce.charts.png import encode_text
 from sottovoce.errors import ResultError
-from sottovoce.experiments.study import Study, Table
 from sottovoce.report.blocks import (
     Html,
     Section,
@@ -20,6 +19,7 @@ from sottovoce.report.blocks import (
     paragraph,
     table,
 )
+from sottovoce.studies.study import Study, Table
 
 VERDICTS = {
     True: ("yes", "✓ Our numbers agree with this statement"),
@@ -103,7 +103,7 @@ def _strip(images: Mapping[str, Sequence[str]], rows: Sequence[Mapping[str, Any]
 
 def _result_section(path: Path) -> Section:
     from sottovoce.charts import Series, line_chart
-    from sottovoce.results import Result
+    from sottovoce.simulation.result import Result
 
     result = Result.load(path)
     facts = result.facts
@@ -130,7 +130,7 @@ def _result_section(path: Path) -> Section:
 
 
 def _audit_section(path: Path) -> Section:
-    from sottovoce.audit import Audit
+    from sottovoce.privacy.auditor import Audit
 
     audit = Audit.load(path)
     names = [

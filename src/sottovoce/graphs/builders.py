@@ -1,0 +1,259 @@
+"""Ready-made graphs, and graphs of your own.
+
+An agent always hears itself, so self-loops in an input are ignored; parallel links count once and
+link weights in an input are not read: W comes from a weight rule, or whole from `from_matrix`.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from sottovoce.errors import GraphError
+from sottovoce.graphs.graph import Graph
+from sottovoce.graphs.mixing import canonical, mixing_matrix
+
+TRIES = 100
+
+
+def ring(agents: int, weights: str = "metropolis") -> Graph:
+    """Link each agent to the next and the last to the first."""
+    i = np.arange(_whole("agents of a ring", agents))
+    return _from_links(f"ring:{agents}", agents, i, (i + 1) % agents, weights)
+
+
+def path(agents: int, weights: str = "metropolis") -> Graph:
+    """Link each agent to the next."""
+    i = np.arange(_whole("agents of a path", agents) - 1)
+    return _from_links(f"path:{agents}", agents, i, i + 1, weights)
+
+
+def star(agents: int, weights: str = "metropolis") -> Graph:
+    """Link agent 0 to all others."""
+    i = np.arange(1, _whole("agents of a star", agents))
+    return _from_links(f"star:{agents}", agents, np.zeros_like(i), i, weights)
+
+
+def complete(agents: int, weights: str = "metropolis") -> Graph:
+    """Link everybody to everybody."""
+    i, j = np.triu_indices(_whole("agents of a complete graph", agents), 1)
+    return _from_links(f"complete:{agents}", agents, i, j, weights)
+
+
+def grid(rows: int, columns: int, weights: str = "metropolis") -> Graph:
+    """Link neighbours on a rectangle; agent r * columns + c stands in row r, column c."""
+    agents = _whole("rows of a grid", rows) * _whole("columns of a grid", columns)
+    at = np.arange(agents).reshape(rows, columns)
+    i = np.concatenate([at[:-1].ravel(), at[:, :-1].ravel()])
+    j = np.concatenate([at[1:].ravel(), at[:, 1:].ravel()])
+    return _from_links(f"grid:{rows}x{columns}", agents, i, j, weights)
+
+
+def torus(rows: int, columns: int, weights: str = "metropolis") -> Graph:
+    """Link neighbours on a rectangle whose opposite sides meet."""
+    agents = _whole("rows of a torus", rows) * _whole("columns of a torus", columns)
+    at = np.arange(agents).reshape(rows, columns)
+    j = np.concatenate([np.roll(at, -1, 0).ravel(), np.roll(at, -1, 1).ravel()])
+    return _from_links(f"torus:{rows}x{columns}", agents, np.tile(at.ravel(), 2), j, weights)
+
+
+def hypercube(dimension: int, weights: str = "metropolis") -> Graph:
+    """Link the 2^dimension agents whose numbers differ in one bit."""
+    bits = 1 << np.arange(_whole("dimension of a hypercube", dimension, least=0))
+    if dimension > 24:
+        raise GraphError(f"a hypercube of dimension {dimension} is too large; accepted: 0 to 24")
+    agents = 2**dimension
+    i = np.repeat(np.arange(agents), dimension)
+    return _from_links(f"hypercube:{dimension}", agents, i, i ^ np.tile(bits, agents), weights)
+
+
+def exponential(agents: int, weights: str = "metropolis") -> Graph:
+    """Link agent i to i ± 1, i ± 2, i ± 4, ... (modulo agents): few links, quick agreement."""
+    hops = 1 << np.arange((_whole("agents of an exponential graph", agents) - 1).bit_length())
+    i = np.repeat(np.arange(agents), hops.size)
+    j = (i + np.tile(hops, agents)) % agents
+    return _from_links(f"exponential:{agents}", agents, i, j, weights)
+
+
+def random_regular(degree: int, agents: int, seed: int = 0, weights: str = "metropolis") -> Graph:
+    """Draw a connected graph in which everybody has `degree` neighbours."""
+    _whole("agents of a random regular graph", agents)
+    _whole("degree of a random regular graph", degree, least=0)
+    if degree >= agents or degree * agents % 2:
+        raise GraphError(
+            f"no graph of {agents} agents has {degree} links at each; "
+            "the degree must be below the number of agents, and their product even"
+        )
+    return _connected(
+        lambda rng: nx.random_regular_graph(degree, agents, rng),
+        f"random-regular:{agents}:{degree}",
+        seed,
+        weights,
+        "a degree of 3 or more usually is",
+    )
+
+
+def erdos_renyi(
+    agents: int, probability: float, seed: int = 0, weights: str = "metropolis"
+) -> Graph:
+    """Draw each link with `probability`, again until the graph is connected (100 tries)."""
+    _whole("agents of an Erdős-Rényi graph", agents)
+    if not 0 <= probability <= 1:
+        raise GraphError(f"a link cannot have probability {probability}; accepted: 0 to 1")
+    return _connected(
+        lambda rng: nx.fast_gnp_random_graph(agents, probability, rng),
+        f"erdos-renyi:{agents}:{probability:g}",
+        seed,
+        weights,
+        f"a probability above ln({agents})/{agents} = {np.log(agents) / agents:.3g} usually is",
+    )
+
+
+def from_networkx(
+    graph: nx.Graph[Any], weights: str = "metropolis", name: str = "networkx"
+) -> Graph:
+    """Take the links of an undirected networkx graph.
+
+    Nodes become agents 0 to m - 1 in sorted order, or in the graph's own order where nodes cannot
+    be compared. Self-loops are ignored, parallel links count once, weights on links are not read.
+    """
+    if graph.is_directed():
+        raise GraphError(
+            f"{name} is a directed graph ({type(graph).__name__}); only undirected graphs are "
+            "accepted (graph.to_undirected() makes one)"
+        )
+    try:
+        nodes = sorted(graph.nodes)
+    except TypeError:
+        nodes = list(graph.nodes)
+    number = {node: agent for agent, node in enumerate(nodes)}
+    ends = np.array([(number[u], number[v]) for u, v in graph.edges()], dtype=np.int64)
+    i, j = ends.reshape(-1, 2).T
+    return _from_links(name, len(nodes), i, j, weights)
+
+
+def from_matrix(mixing: Any, name: str = "matrix") -> Graph:
+    """Use a W of your own, dense or scipy sparse; its nonzero entries are the links.
+
+    It may be unsymmetric but must be doubly stochastic to 1e-12 with a positive diagonal, and
+    w_ij > 0 must go with w_ji > 0.
+    """
+    try:
+        given: Any = mixing if sparse.issparse(mixing) else np.asarray(mixing)
+        if given.ndim != 2 or given.dtype.kind not in "biuf":
+            raise ValueError(f"it has shape {given.shape} and type {given.dtype}")
+        matrix = canonical(sparse.csr_array(given))
+    except (TypeError, ValueError) as error:
+        raise GraphError(f"W must be a square matrix of real numbers: {error}") from error
+    return Graph(name, matrix, "given")
+
+
+def from_edge_list(file: str | Path, weights: str = "metropolis") -> Graph:
+    """Read links from a text file with two agent labels a line; `#` starts a comment.
+
+    Labels become agents 0 to m - 1 in sorted order: by number where all are whole numbers,
+    else as text.
+    """
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise GraphError(f"the edge list {file} cannot be read: {error}") from error
+    pairs = []
+    for number, line in enumerate(lines, start=1):
+        if not (labels := line.partition("#")[0].split()):
+            continue
+        if len(labels) != 2:
+            raise GraphError(
+                f"line {number} of {file} is {line.strip()!r}; accepted: two labels, as in '0 1'"
+            )
+        pairs.append(labels)
+    ends = np.array(pairs, dtype=np.str_).reshape(-1, 2)
+    whole = all(label.isdecimal() and len(label) < 19 for label in ends.ravel())
+    agents, index = np.unique(ends.astype(np.int64) if whole else ends, return_inverse=True)
+    i, j = index.reshape(-1, 2).T
+    return _from_links(str(file), agents.size, i, j, weights)
+
+
+def parse_graph(text: str, weights: str = "metropolis", seed: int = 0) -> Graph:
+    """Build the graph that `text` names, such as `ring:5`, or read the edge list it points to.
+
+    `seed` decides the draw of `random-regular` and `erdos-renyi`.
+    """
+    head, *given = text.split(":")
+    if head not in _FORMS:
+        if os.path.isfile(text):
+            return from_edge_list(text, weights)
+        raise GraphError(f"no graph or edge list is called {text!r}; accepted: {_accepted()}")
+    form, kinds = _FORMS[head]
+    sizes = ":".join(given).split("x") if head in ("grid", "torus") else given
+    try:
+        values = [kind(size) for kind, size in zip(kinds, sizes, strict=True)]
+    except ValueError:
+        raise GraphError(f"{text!r} does not read as {form}; accepted: {_accepted()}") from None
+    if head == "random-regular":
+        return random_regular(values[1], values[0], seed, weights)
+    if head == "erdos-renyi":
+        return erdos_renyi(values[0], values[1], seed, weights)
+    return _PLAIN[head](*values, weights=weights)
+
+
+_FORMS: dict[str, tuple[str, tuple[type, ...]]] = {
+    "ring": ("ring:5", (int,)),
+    "path": ("path:4", (int,)),
+    "star": ("star:6", (int,)),
+    "complete": ("complete:5", (int,)),
+    "grid": ("grid:3x4", (int, int)),
+    "torus": ("torus:3x4", (int, int)),
+    "hypercube": ("hypercube:3", (int,)),
+    "exponential": ("exponential:8", (int,)),
+    "random-regular": ("random-regular:20:4 (agents:degree)", (int, int)),
+    "erdos-renyi": ("erdos-renyi:20:0.3 (agents:probability)", (int, float)),
+}
+_PLAIN: dict[str, Callable[..., Graph]] = {
+    builder.__name__: builder
+    for builder in (ring, path, star, complete, grid, torus, hypercube, exponential)
+}
+
+
+def _accepted() -> str:
+    return ", ".join(form for form, _ in _FORMS.values()) + ", or the path of an edge list"
+
+
+def _whole(what: str, value: int, least: int = 1) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least:
+        raise GraphError(f"{what}: got {value!r}; accepted: a whole number of at least {least}")
+    return number
+
+
+def _from_links(name: str, agents: int, i: NDArray[Any], j: NDArray[Any], weights: str) -> Graph:
+    """Make the graph of the links i-j, in any order and any number of times: (links,) each."""
+    i, j = i[i != j], j[i != j]
+    ends = np.concatenate([i, j]), np.concatenate([j, i])
+    adjacency = sparse.csr_array((np.ones(ends[0].size), ends), shape=(agents, agents))
+    adjacency.sum_duplicates()
+    adjacency.data[:] = 1.0
+    return Graph(name, mixing_matrix(adjacency, weights), weights)
+
+
+def _connected(
+    draw: Callable[[random.Random], nx.Graph[Any]], name: str, seed: int, weights: str, advice: str
+) -> Graph:
+    rng = random.Random(_whole("seed", seed, least=0))
+    for _ in range(TRIES):
+        drawn = draw(rng)
+        if nx.is_connected(drawn):
+            return from_networkx(drawn, weights, name)
+    raise GraphError(f"{name} (seed {seed}) was not connected in {TRIES} tries; {advice}")

@@ -1,0 +1,153 @@
+"""Who talks to whom, and with which weights: a graph, its mixing matrix W and its routes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import sparse
+
+from sottovoce.errors import GraphError
+from sottovoce.graphs.mixing import canonical, contraction, diameter, mixing_faults
+
+DIAMETER_LIMIT = 2000
+
+
+@dataclass(frozen=True, eq=False)
+class Routes:
+    """Every way a share can travel, an agent's share to itself included.
+
+    One entry for each (receiver i, sender j) with w_ij > 0, ordered by receiver, then sender. In
+    the view of one agent only its own entries as sender remain, and `sender` is 0 throughout
+    because there is one local sender; `receiver` stays a global agent number.
+
+    agents: number of senders (1 in the view of one agent)
+    receiver, sender, slot: (routes,) int64; weight: (routes,) float64; own: (routes,) bool
+    slot: position of the receiver in the sender's neighbourhood N_j (itself included, ascending)
+    slots: the largest neighbourhood of the whole graph, also in the view of one agent
+    own: the receiver is the sender itself
+    """
+
+    agents: int
+    receiver: torch.Tensor
+    sender: torch.Tensor
+    weight: torch.Tensor
+    slot: torch.Tensor
+    slots: int
+    own: torch.Tensor
+
+    def to(self, device: torch.device | str) -> Routes:
+        """Copy the routes to `device`."""
+        names = ("receiver", "sender", "weight", "slot", "own")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+
+    def part(self, senders: slice) -> Routes:
+        """The routes of some senders, which are numbered from 0."""
+        chosen = range(self.agents)[senders]
+        kept = ((self.sender >= chosen.start) & (self.sender < chosen.stop)).nonzero().flatten()
+        names = ("receiver", "sender", "weight", "slot", "own")
+        part = {name: getattr(self, name)[kept] for name in names}
+        part["sender"] -= chosen.start
+        return replace(self, agents=len(chosen), **part)
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """An undirected connected graph with its mixing matrix W; build one with `ring(5)` or its like.
+
+    W is doubly stochastic to 1e-12 with a positive diagonal, and w_ij > 0 exactly where i hears j
+    (the paper's Assumption on W). Anything else is refused with every fault at once.
+
+    mixing: (agents, agents) float64, sorted indices
+    weights: name of the rule that made W, "given" for a user's matrix
+    """
+
+    name: str
+    mixing: sparse.csr_array
+    weights: str
+
+    def __post_init__(self) -> None:
+        mixing = canonical(self.mixing)
+        if faults := mixing_faults(mixing):
+            raise GraphError("; ".join(faults), faults)
+        object.__setattr__(self, "mixing", mixing)
+
+    @property
+    def agents(self) -> int:
+        """Number of agents m."""
+        return int(self.mixing.shape[0])
+
+    @cached_property
+    def rho(self) -> float:
+        """Contraction of disagreement in one round: ρ = ‖W - 11ᵀ/m‖₂, 0 for one agent."""
+        return contraction(self.mixing)
+
+    @property
+    def spectral_gap(self) -> float:
+        """1 - ρ: the larger, the faster the agents agree."""
+        return 1.0 - self.rho
+
+    @property
+    def links(self) -> list[tuple[int, int]]:
+        """Undirected links as pairs i < j, ascending."""
+        upper = sparse.triu(self.mixing, k=1, format="csr").tocoo()
+        return list(zip(upper.row.tolist(), upper.col.tolist(), strict=True))
+
+    @property
+    def degrees(self) -> NDArray[np.int64]:
+        """Neighbours of each agent, itself not counted: (agents,)."""
+        return np.diff(self.mixing.indptr).astype(np.int64) - 1
+
+    def neighbours(self, agent: int) -> list[int]:
+        """Agents linked to `agent`, ascending, without itself."""
+        self._require_agent(agent)
+        heard = self.mixing.indices[self.mixing.indptr[agent] : self.mixing.indptr[agent + 1]]
+        return [i for i in heard.tolist() if i != agent]
+
+    def routes(self, agent: int | None = None) -> Routes:
+        """List the routes that shares travel, for all senders or for `agent` alone."""
+        sizes = self.degrees + 1
+        receiver = np.repeat(np.arange(self.agents), sizes)
+        sender = self.mixing.indices.astype(np.int64)
+        weight = self.mixing.data
+        by_sender = np.argsort(sender, kind="stable")
+        slot = np.empty_like(sender)
+        slot[by_sender] = np.arange(sender.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        own = receiver == sender
+        if agent is not None:
+            self._require_agent(agent)
+            kept = np.flatnonzero(sender == agent)
+            receiver, weight, slot, own = receiver[kept], weight[kept], slot[kept], own[kept]
+            sender = np.zeros_like(receiver)
+        return Routes(
+            agents=self.agents if agent is None else 1,
+            receiver=torch.tensor(receiver),
+            sender=torch.tensor(sender),
+            weight=torch.tensor(weight),
+            slot=torch.tensor(slot),
+            slots=int(sizes.max()),
+            own=torch.tensor(own),
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Summarise the graph for JSON; `diameter` is None above 2,000 agents."""
+        degrees = self.degrees
+        return {
+            "name": self.name,
+            "agents": self.agents,
+            "links": int(degrees.sum()) // 2,
+            "weights": self.weights,
+            "rho": self.rho,
+            "spectral_gap": self.spectral_gap,
+            "min_degree": int(degrees.min()),
+            "max_degree": int(degrees.max()),
+            "diameter": diameter(self.mixing) if self.agents <= DIAMETER_LIMIT else None,
+        }
+
+    def _require_agent(self, agent: int) -> None:
+        if not 0 <= agent < self.agents:
+            raise GraphError(f"there is no agent {agent}; agents are 0 to {self.agents - 1}")

@@ -1,0 +1,1 @@
+"""What messages give away: bounds, accounts, attacks and the auditor."""

@@ -1,0 +1,208 @@
+"""Who sees which part of a transcript: eavesdroppers on every link, curious agents at some.
+
+Both know what is public: graph and W, algorithm, stepsize law and mean, model, the starting point
+when it is common. A `View` holds that and what the adversary sees, and nothing else: hidden
+messages and states are not in it, so that no attack can read them.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sottovoce.errors import AttackError
+from sottovoce.graphs import Graph
+from sottovoce.mechanisms import Algorithm, parse_algorithm
+from sottovoce.simulation.transcript import Transcript
+from sottovoce.stepsizes import Stepsize, parse_stepsize
+
+SIDE_INFORMATION = ("state", "stepsizes")
+
+
+@dataclass(frozen=True, eq=False)
+class Inside:
+    """What a curious agent knows of itself: states, gradients and steps, (rounds, runs, d) each."""
+
+    states: Tensor
+    gradients: Tensor
+    steps: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """What one adversary sees of a transcript.
+
+    sender, receiver: (links,) of the links it sees; messages: (rounds, runs, links, d); start:
+    (runs, d), the point at which the agents began, or around which they drew private starting
+    points of the standard deviation `private_start`; inside: its own agents. states and stepsizes
+    are side information about every agent, (rounds, runs, agents, d), for an adversary that `knows`
+    it.
+    """
+
+    graph: Graph
+    algorithm: Algorithm
+    stepsize: Stepsize
+    rounds: list[int]
+    runs: list[int]
+    sender: Tensor
+    receiver: Tensor
+    messages: Tensor
+    start: Tensor | None
+    private_start: float = 0.0
+    inside: Mapping[int, Inside] = field(default_factory=dict)
+    states: Tensor | None = None
+    stepsizes: Tensor | None = None
+
+    def position(self, round: int, attack: str) -> int:
+        """Where a round lies in the tensors; refused when it was not recorded."""
+        if round not in self.rounds:
+            shown = ", ".join(map(str, self.rounds[:8])) + (", ..." if len(self.rounds) > 8 else "")
+            raise AttackError(f"{attack} needs round {round}; the adversary saw rounds {shown}")
+        return self.rounds.index(round)
+
+    def links_from(self, agent: int) -> list[int]:
+        """Positions of the seen links on which `agent` sends."""
+        return (self.sender == agent).nonzero().flatten().tolist()
+
+    def links_to(self, agent: int) -> list[int]:
+        """Positions of the seen links on which `agent` receives."""
+        return (self.receiver == agent).nonzero().flatten().tolist()
+
+    def sees_all_links_of(self, agent: int) -> bool:
+        """Whether every message that the agent sends or receives is seen."""
+        degree = len(self.graph.neighbours(agent))
+        return len(self.links_from(agent)) == degree == len(self.links_to(agent))
+
+    def weights(self, links: list[int]) -> Tensor:
+        """w_ij of links, (len(links),) in float64."""
+        pairs = zip(self.receiver[links].tolist(), self.sender[links].tolist(), strict=True)
+        mixing = self.graph.mixing
+        return torch.tensor([float(mixing[i, j]) for i, j in pairs], dtype=torch.float64)
+
+
+class Adversary(ABC):
+    """Somebody who follows the protocol, if part of it, and wants to know more.
+
+    `knows` adds side information: "state" (x_j of every agent) and "stepsizes" (Λ_j of every
+    agent). The paper argues that the coefficients b protect even then.
+    """
+
+    knows: frozenset[str]
+
+    def __init__(self, knows: Iterable[str] = ()) -> None:
+        self.knows = frozenset([knows] if isinstance(knows, str) else knows)
+        if wrong := sorted(self.knows.difference(SIDE_INFORMATION)):
+            raise AttackError(
+                f"an adversary cannot know {', '.join(wrong)}; accepted side information: "
+                f"{', '.join(SIDE_INFORMATION)}"
+            )
+
+    @abstractmethod
+    def _own(self) -> frozenset[int]: ...
+
+    @abstractmethod
+    def _seen(self, transcript: Transcript) -> Tensor:
+        """Positions of the links whose messages it sees: (links,)."""
+
+    def targets(self, graph: Graph) -> list[int]:
+        """The agents that it can attack: those that are not its own."""
+        return [agent for agent in range(graph.agents) if agent not in self._own()]
+
+    def view(self, transcript: Transcript, stepsize: Stepsize | None = None) -> View:
+        """What it sees; `stepsize` stands in for one whose text cannot be read back."""
+        inside = self._own()
+        if inside and max(inside) >= transcript.graph.agents:
+            raise AttackError(
+                f"there is no agent {max(inside)}; agents are 0 to {transcript.graph.agents - 1}"
+            )
+        links, truth = self._seen(transcript), transcript.truth
+        return View(
+            transcript.graph,
+            parse_algorithm(transcript.algorithm),
+            stepsize or parse_stepsize(transcript.stepsize),
+            list(transcript.rounds),
+            list(transcript.runs),
+            transcript.sender[links],
+            transcript.receiver[links],
+            transcript.messages[:, :, links],
+            transcript.start,
+            transcript.private_start,
+            {
+                agent: Inside(
+                    truth.states[:, :, agent],
+                    truth.gradients[:, :, agent],
+                    truth.steps[:, :, agent],
+                )
+                for agent in sorted(inside)
+            },
+            truth.states if "state" in self.knows else None,
+            _stepsizes(transcript) if "stepsizes" in self.knows else None,
+        )
+
+
+class Eavesdropper(Adversary):
+    """Hears every link and sees no agent's inside."""
+
+    def __str__(self) -> str:
+        return _named("eavesdropper", self.knows)
+
+    def _own(self) -> frozenset[int]:
+        return frozenset()
+
+    def _seen(self, transcript: Transcript) -> Tensor:
+        return torch.arange(len(transcript.sender))
+
+
+class CuriousAgents(Adversary):
+    """One agent, or several that collude: messages from and to them, and their own insides."""
+
+    def __init__(self, agents: Collection[int], knows: Iterable[str] = ()) -> None:
+        super().__init__(knows)
+        self.agents = frozenset(agents)
+        if not self.agents or min(self.agents) < 0:
+            raise AttackError(
+                f"curious agents are {sorted(self.agents)}; accepted: one agent number or more"
+            )
+
+    def __str__(self) -> str:
+        return _named("agents:" + ",".join(map(str, sorted(self.agents))), self.knows)
+
+    def _own(self) -> frozenset[int]:
+        return self.agents
+
+    def _seen(self, transcript: Transcript) -> Tensor:
+        own = torch.tensor(sorted(self.agents))
+        touched = torch.isin(transcript.sender, own) | torch.isin(transcript.receiver, own)
+        return touched.nonzero().flatten()
+
+
+def parse_adversary(text: str, knows: Iterable[str] = ()) -> Adversary:
+    """Read an adversary from the command line: `eavesdropper` or `agents:1,3`."""
+    kind, _, rest = text.replace(" ", "").partition(":")
+    if kind == "eavesdropper" and not rest:
+        return Eavesdropper(knows)
+    if kind == "agents" and all(part.isdecimal() for part in rest.split(",")):
+        return CuriousAgents([int(part) for part in rest.split(",")], knows)
+    raise AttackError(f"the adversary {text!r} is not known; accepted: eavesdropper, agents:1,3")
+
+
+def _named(name: str, knows: frozenset[str]) -> str:
+    return name + (f" knowing {' and '.join(sorted(knows))}" if knows else "")
+
+
+def _stepsizes(transcript: Transcript) -> Tensor:
+    """Λ = step / gradient; where the gradient is 0 its stepsize changes nothing and counts as 0.
+
+    A public stepsize is no secret to be told: noise on the gradient must not leave with it.
+    """
+    steps, gradients = transcript.truth.steps, transcript.truth.gradients
+    if not transcript.stepsize.startswith("deterministic"):
+        return torch.where(gradients == 0, 0.0, steps / gradients)
+    public = parse_stepsize(transcript.stepsize)
+    means = [
+        [public.mean(round, agent) for agent in range(transcript.graph.agents)]
+        for round in transcript.rounds
+    ]
+    return steps.new_tensor(means)[:, None, :, None].expand_as(steps)

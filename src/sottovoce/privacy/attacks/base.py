@@ -1,0 +1,128 @@
+"""What an attack on messages returns, and what all attacks read out of a view."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from sottovoce.errors import AttackError
+from sottovoce.mechanisms import ScalarShares, has_scalar_shares
+from sottovoce.privacy.adversaries import View
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """What an attack makes of one target's gradient in one round, for every run of a view.
+
+    gradient: (runs, d) float64, an estimate of g_j (of Λ_j g_j / λ̄ where Λ is private).
+    scale_known: whether its length means something; if not, g is known up to one scalar of either
+    sign. step: (runs, d), Λ_j g_j itself, where the attack finds it. state: (runs, d), the
+    parameters x_j at which the gradient was taken, or the adversary's best guess of them.
+    signs_known: whether the signs of single coordinates mean something; if not, only magnitudes do.
+    """
+
+    gradient: Tensor
+    scale_known: bool
+    state: Tensor
+    step: Tensor | None = None
+    signs_known: bool = True
+
+
+class Attack(ABC):
+    """From messages to a gradient estimate; refused with what is missing, by name."""
+
+    name: ClassVar[str]
+    needs: ClassVar[str]
+    """What the adversary must see, in words."""
+
+    def rounds(self, round: int) -> list[int]:
+        """The rounds that must be recorded to attack `round`."""
+        return [round]
+
+    @abstractmethod
+    def estimate(self, view: View, target: int, round: int) -> Estimate:
+        """The target's gradient in a round, or an AttackError that names what is not seen."""
+
+    def _require_target(self, view: View, target: int) -> None:
+        if target in view.inside:
+            raise AttackError(f"agent {target} is one of the curious agents; nothing to attack")
+        if not 0 <= target < view.graph.agents:
+            raise AttackError(
+                f"there is no agent {target}; agents are 0 to {view.graph.agents - 1}"
+            )
+
+    def _require_links(self, view: View, target: int, least: int) -> list[int]:
+        """The seen links on which the target sends, at least so many of them."""
+        self._require_target(view, target)
+        links = view.links_from(target)
+        if len(links) < least:
+            degree = len(view.graph.neighbours(target))
+            raise AttackError(
+                f"{self.name} needs {least} messages of agent {target} in one round; the adversary "
+                f"sees {len(links)} of its {degree} links"
+            )
+        return links
+
+    def _require_all_links(self, view: View, target: int) -> None:
+        self._require_target(view, target)
+        if not view.sees_all_links_of(target):
+            degree = len(view.graph.neighbours(target))
+            seen = len(view.links_from(target)) + len(view.links_to(target))
+            raise AttackError(
+                f"{self.name} needs all messages from and to agent {target}; the adversary sees "
+                f"{seen} of {2 * degree}"
+            )
+
+    def _require_shares(self, view: View) -> None:
+        if keeps_whole_step(view):
+            raise AttackError(
+                f"{self.name} needs shares of the step in the messages; {view.algorithm} sends "
+                "none (`conventional` reads its states)"
+            )
+
+
+def keeps_whole_step(view: View) -> bool:
+    """Whether messages are w_ij x_j alone, as in DSGD."""
+    return isinstance(view.algorithm, ScalarShares) and view.algorithm.keeps_whole_step
+
+
+def draws_by_coordinate(view: View) -> bool:
+    """Whether a private coefficient b_ij is drawn anew at every coordinate."""
+    return isinstance(view.algorithm, ScalarShares) and not has_scalar_shares(view.algorithm)
+
+
+def expected_shares(view: View, links: list[int]) -> Tensor:
+    """The public means of the coefficients b_ij on links: (links,) float64, 0 for DSGD."""
+    routes = view.graph.routes()
+    expected = view.algorithm.expected_coefficients(routes).tolist()
+    pairs = zip(routes.receiver.tolist(), routes.sender.tolist(), strict=True)
+    means = dict(zip(pairs, expected, strict=True))
+    ends = zip(view.receiver[links].tolist(), view.sender[links].tolist(), strict=True)
+    return torch.tensor([means[pair] for pair in ends], dtype=torch.float64)
+
+
+def ratios(view: View, links: list[int], at: int) -> Tensor:
+    """v_ij / w_ij = x_j - (b_ij / w_ij) s_j on links of one sender: (links, runs, d) float64."""
+    messages = view.messages[at][:, links].transpose(0, 1).double()
+    return messages / view.weights(links)[:, None, None]
+
+
+def state_from_messages(view: View, target: int, at: int) -> Tensor:
+    """x_j read as the mean of v_ij / w_ij over seen links: exact for DSGD, else off by a share."""
+    return ratios(view, view.links_from(target), at).mean(0)
+
+
+def inflow(view: View, target: int, at: int) -> Tensor:
+    """Σ received - Σ sent, all of it seen: x_j^{k+1} = x_j^k - s_j^k + inflow, (runs, d)."""
+    received = view.messages[at][:, view.links_to(target)].double().sum(1)
+    return received - view.messages[at][:, view.links_from(target)].double().sum(1)
+
+
+def gradient_of(view: View, target: int, round: int, step: Tensor) -> Tensor:
+    """The gradient behind a step: divided by Λ where the adversary knows it, else by its mean."""
+    if view.stepsizes is None:
+        return step / view.stepsize.mean(round, target)
+    stepsizes = view.stepsizes[view.rounds.index(round)][:, target].double()
+    return torch.where(stepsizes == 0, 0.0, step / stepsizes)

@@ -1,0 +1,1 @@
+"""Data sets, how they are divided over agents, and the models trained on them."""

@@ -1,0 +1,1 @@
+"""Gradients of many replicas of a module at once."""

@@ -1,0 +1,181 @@
+"""Private numbers from AES-256 in counter mode, under a key of the operating system."""
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sottovoce.errors import SottovoceError
+from sottovoce.randomness.streams import Streams, digest, to_normal
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers import CipherContext
+
+_BLOCK_BYTES = 1 << 17
+"""Draws are made in blocks of about this many bytes, so that no second tensor is stored."""
+
+_CIPHER_BLOCK = 16
+
+_FORMATS = {
+    torch.float64: (np.int64, 52, 1023, np.float64),
+    torch.float32: (np.int32, 23, 127, np.float32),
+}
+"""The integer of the same size, the bits of the mantissa, the exponent of [1, 2), the number."""
+
+_Block = NDArray[np.floating[Any]]
+_Address = tuple[str, int, torch.dtype]
+
+
+class _Desk:
+    """Where counter blocks are laid out and encrypted, used again and again."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, dtype=">u4")
+        self._counters = self._memory.reshape(0, 0, 4)
+        self._stream = np.empty(0, dtype=np.uint8)
+        self._written: dict[str, object] = {}
+
+    def lay_out(self, rows: int, blocks: int) -> NDArray[np.uint32]:
+        """Room for counter blocks, (rows, blocks, 4), with what was written there before."""
+        if self._counters.shape != (rows, blocks, 4):
+            size = rows * blocks
+            if 4 * size > len(self._memory):
+                self._memory = np.empty(4 * size, dtype=">u4")
+                # The library asks for room for one block more than it writes.
+                self._stream = np.empty((size + 1) * _CIPHER_BLOCK, dtype=np.uint8)
+            self._counters = self._memory[: 4 * size].reshape(rows, blocks, 4)
+            self._written.clear()
+        return self._counters
+
+    def lacks(self, part: str, values: object) -> bool:
+        """Whether a part of the counter blocks has yet to be written with these values."""
+        lacking = self._written.get(part) != values
+        self._written[part] = values
+        return lacking
+
+    def encrypt(self, cipher: "CipherContext") -> NDArray[np.uint8]:
+        """The counter blocks under the cipher: (rows, bytes), overwritten by the next ones."""
+        cipher.update_into(self._counters.reshape(-1).view(np.uint8).data, self._stream.data)
+        return self._stream[: self._counters.nbytes].reshape(len(self._counters), -1)
+
+
+class CipherStreams(Streams):
+    """AES-256 in counter mode: one key for each purpose, one counter block for each 16 bytes.
+
+    A counter block is (round, run, agent, index), so that any number can be had without those
+    before it. The counter blocks of many streams, or a part of a long one's, are one encryption.
+    """
+
+    def __init__(
+        self, runs: range, agents: Sequence[int], insecure_seed: int | None = None
+    ) -> None:
+        super().__init__(runs, agents, torch.device("cpu"))
+        self._master = os.urandom(32) if insecure_seed is None else digest(32, insecure_seed)
+        self._run = np.repeat(np.asarray(runs, dtype=">u4"), len(self.agents))
+        self._agent = np.tile(np.asarray(self.agents, dtype=">u4"), len(runs))
+        self._ciphers: dict[_Address, CipherContext] = {}
+        self._ahead: dict[_Address, tuple[int, Tensor]] | None = {}
+        self._desk = _Desk()
+
+    def __repr__(self) -> str:
+        return f"CipherStreams(runs={len(self.runs)}, agents={len(self.agents)})"
+
+    def part(self, runs: slice, agents: slice) -> "CipherStreams":
+        part = CipherStreams(self.runs[runs], self.agents[agents])
+        part._master, part._ciphers, part._desk = self._master, self._ciphers, self._desk
+        part._ahead = None
+        return part
+
+    def uniform(
+        self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
+    ) -> Tensor:
+        one_round = len(self._run) * -(-count * dtype.itemsize // _CIPHER_BLOCK) * _CIPHER_BLOCK
+        rounds = max(1, _BLOCK_BYTES // max(1, one_round))
+        if rounds == 1 or self._ahead is None:
+            return self._rounds(purpose, round, 1, count, dtype)[0]
+        # Few numbers a round: those of many rounds cost hardly more than those of one.
+        first, numbers = self._ahead.get((purpose, count, dtype), (-1, None))
+        if numbers is None or not first <= round < first + rounds:
+            first = round - round % rounds
+            numbers = self._rounds(purpose, first, rounds, count, dtype)
+            self._ahead[purpose, count, dtype] = first, numbers
+        return numbers[round - first].clone()
+
+    def _rounds(
+        self, purpose: str, first: int, rounds: int, count: int, dtype: torch.dtype
+    ) -> Tensor:
+        """The numbers of some rounds in a row: (rounds, runs, agents, count)."""
+        out = torch.empty(rounds, len(self.runs), len(self.agents), count, dtype=dtype)
+        for block, draws in self._drawn(out, purpose, first, rounds):
+            block[:] = draws
+        return out
+
+    def scale_(self, tensor: Tensor, low: float, high: float, purpose: str, round: int) -> None:
+        width = high - low
+        for block, draws in self._drawn(tensor, purpose, round):
+            draws *= width
+            draws += low
+            block *= draws
+
+    def add_normal_(self, tensor: Tensor, deviation: float, purpose: str, round: int) -> None:
+        for block, draws in self._drawn(tensor, purpose, round):
+            block += to_normal(torch.from_numpy(draws)).mul_(deviation).numpy()
+
+    def _drawn(
+        self, tensor: Tensor, purpose: str, round: int, rounds: int = 1
+    ) -> Iterator[tuple[_Block, _Block]]:
+        """Pairs (block of the tensor, fresh uniform numbers for it) that cover the tensor.
+
+        tensor: (rounds, runs, agents, d), the rounds counting from `round`. A block is a few whole
+        rows or a part of one; the numbers are overwritten by those of the next block.
+        """
+        rows = tensor.view(-1, tensor.shape[-1]).numpy()
+        each = _CIPHER_BLOCK // rows.itemsize
+        across, at_once = -(-rows.shape[1] // each), max(1, _BLOCK_BYTES // _CIPHER_BLOCK)
+        width, height = max(1, min(across, at_once)), max(1, at_once // max(1, across))
+        cipher, desk = self._cipher(purpose, rows.shape[1], tensor.dtype), self._desk
+        for top in range(0, len(rows), height):
+            for left in range(0, across, width):
+                block = rows[top : top + height, left * each : (left + width) * each]
+                wide = min(width, across - left)
+                counters = desk.lay_out(len(block), wide)
+                number = np.arange(top, top + len(block))
+                if desk.lacks("round", (round, rounds, top if rounds > 1 else 0)):
+                    counters[..., 0] = round + number[:, None] // len(self._run)
+                if desk.lacks("streams", (self, rounds, top)):
+                    stream = number % len(self._run)
+                    counters[..., 1] = self._run[stream, None]
+                    counters[..., 2] = self._agent[stream, None]
+                if desk.lacks("index", left):
+                    counters[..., 3] = np.arange(left, left + wide)
+                bits = desk.encrypt(cipher)[:, : block.shape[1] * rows.itemsize]
+                yield block, _to_uniform(bits, tensor.dtype)
+
+    def _cipher(self, purpose: str, count: int, dtype: torch.dtype) -> "CipherContext":
+        """Every purpose, count of numbers and type has a key of its own: no block serves twice."""
+        address = (purpose, count, dtype)
+        if address not in self._ciphers:
+            from cryptography.hazmat.primitives.ciphers import Cipher
+            from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+            from cryptography.hazmat.primitives.ciphers.modes import ECB
+
+            key = AES256(digest(32, self._master, *address))
+            self._ciphers[address] = Cipher(key, ECB()).encryptor()
+        return self._ciphers[address]
+
+
+def _to_uniform(bits: NDArray[np.uint8], dtype: torch.dtype) -> _Block:
+    """Read random bytes as numbers in [0, 1), in place: a mantissa in [1, 2), minus 1."""
+    if dtype not in _FORMATS:
+        raise SottovoceError(f"private numbers are float32 or float64, not {dtype}")
+    integer, digits, exponent, kind = _FORMATS[dtype]
+    mantissa = bits.view(integer)
+    mantissa &= (1 << digits) - 1
+    mantissa |= exponent << digits
+    numbers: _Block = mantissa.view(kind)
+    numbers -= 1.0
+    return numbers

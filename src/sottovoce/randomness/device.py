@@ -1,0 +1,66 @@
+"""Numbers for studies on a GPU, from a counter-based generator that is not cryptographic."""
+
+import os
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from sottovoce.kernels import philox
+from sottovoce.randomness.streams import Streams, digest, to_normal
+
+_BLOCK_BYTES = 1 << 28
+"""Draws are made in blocks of about this many bytes: many at once are faster on a device."""
+
+
+class DeviceStreams(Streams):
+    """Philox numbers on the device of the simulation: one key for each purpose, as in the cipher.
+
+    For studies only: the generator is not cryptographic. The counters are (round, run, agent,
+    block), see `sottovoce.kernels.philox`.
+    """
+
+    def __init__(
+        self,
+        runs: range,
+        agents: Sequence[int],
+        insecure_seed: int | None,
+        device: torch.device,
+    ) -> None:
+        super().__init__(runs, agents, device)
+        self._secret = os.urandom(32) if insecure_seed is None else digest(32, insecure_seed)
+
+    def __repr__(self) -> str:
+        return f"DeviceStreams(runs={len(self.runs)}, agents={len(self.agents)})"
+
+    def part(self, runs: slice, agents: slice) -> "DeviceStreams":
+        part = DeviceStreams(self.runs[runs], self.agents[agents], None, self.device)
+        part._secret = self._secret
+        return part
+
+    def key(self, purpose: str, count: int, dtype: torch.dtype) -> int:
+        """The generator's key for rows of `count` numbers of a type."""
+        key = digest(8, self._secret, purpose, count, str(dtype))
+        return int.from_bytes(key, "little") >> 1
+
+    def uniform(
+        self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
+    ) -> Tensor:
+        key = self.key(purpose, count, dtype)
+        return philox.uniform(self.runs, self.agents, count, dtype, key, round, self.device)
+
+    def scale_(self, tensor: Tensor, low: float, high: float, purpose: str, round: int) -> None:
+        for rows, draws in self._drawn(tensor, purpose, round):
+            rows.mul_(draws.mul_(high - low).add_(low))
+
+    def add_normal_(self, tensor: Tensor, deviation: float, purpose: str, round: int) -> None:
+        for rows, draws in self._drawn(tensor, purpose, round):
+            rows.add_(to_normal(draws), alpha=deviation)
+
+    def _drawn(self, tensor: Tensor, purpose: str, round: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Pairs (some runs of the tensor, fresh uniform numbers for them) that cover the tensor."""
+        size = max(1, _BLOCK_BYTES // max(1, tensor[0].nbytes))
+        for first in range(0, len(self.runs), size):
+            runs = slice(first, first + size)
+            streams = self.part(runs, slice(None))
+            yield tensor[runs], streams.uniform(purpose, round, tensor.shape[-1], tensor.dtype)

@@ -1,0 +1,94 @@
+"""Where private numbers come from: one independent stream for each run and agent.
+
+A private number (stepsize, mixing coefficient, noise, choice of samples) must be unpredictable for
+whoever saw any number of others. torch's CPU generator is a Mersenne Twister: its future follows
+from its outputs, and `seed + rank` gives every agent everybody's numbers. Here they come from
+AES-256 in counter mode under a key of the operating system, each agent process having its own key.
+
+A stream is addressed, not consumed: the numbers of (run, agent, purpose, round) do not depend on
+what was drawn before, on the other agents, or on how runs are divided into chunks. A stopped run
+therefore resumes from its round alone.
+"""
+
+import hashlib
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sottovoce.errors import SottovoceError
+
+
+class InsecureSeedWarning(UserWarning):
+    """Whoever knows the seed knows every private number of every agent."""
+
+
+class Streams(ABC):
+    """Private random numbers for `runs` x `agents`, addressed by purpose and round."""
+
+    def __init__(self, runs: range, agents: Sequence[int], device: torch.device) -> None:
+        self.runs = runs
+        self.agents = tuple(agents)
+        self.device = device
+
+    @abstractmethod
+    def part(self, runs: slice, agents: slice) -> "Streams":
+        """The same numbers for some runs and agents alone."""
+
+    @abstractmethod
+    def uniform(
+        self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
+    ) -> Tensor:
+        """`count` numbers in [0, 1) for each run and agent: (runs, agents, count)."""
+
+    @abstractmethod
+    def scale_(self, tensor: Tensor, low: float, high: float, purpose: str, round: int) -> None:
+        """Multiply each entry of (runs, agents, d) by its own number uniform on [low, high)."""
+
+    def normal(
+        self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
+    ) -> Tensor:
+        """`count` standard normal numbers for each run and agent: (runs, agents, count)."""
+        return to_normal(self.uniform(purpose, round, count, dtype))
+
+    @abstractmethod
+    def add_normal_(self, tensor: Tensor, deviation: float, purpose: str, round: int) -> None:
+        """Add to each entry of (runs, agents, d) its own Gaussian number of this deviation."""
+
+    def integers(self, purpose: str, round: int, count: int, high: int | Tensor) -> Tensor:
+        """`count` whole numbers in [0, high) for each run and agent; `high` may differ by agent.
+
+        A tensor `high` has shape (agents, 1). The bias is below high / 2**52.
+        """
+        return (self.uniform(purpose, round, count) * high).long()
+
+
+def warn_about_seed() -> None:
+    """Say what `insecure_seed` gives away; real agents call this, studies need not."""
+    warnings.warn(
+        "insecure_seed makes every private number predictable: whoever knows the seed recovers "
+        "every agent's stepsizes, coefficients and gradients. Use it for studies only.",
+        InsecureSeedWarning,
+        stacklevel=3,
+    )
+
+
+def require_jitter(private_start: float) -> None:
+    """Refuse a standard deviation of private starting points that is none."""
+    if not 0 <= private_start < float("inf"):
+        raise SottovoceError(
+            f"private_start is {private_start}; it must be finite and not negative"
+        )
+
+
+def digest(size: int, *parts: object) -> bytes:
+    return hashlib.blake2b(repr(parts).encode(), digest_size=size, person=b"sottovoce").digest()
+
+
+def to_normal(uniform: Tensor) -> Tensor:
+    """Make uniform numbers Gaussian in place, √2 erfinv(2u - 1); the half step keeps 0 out."""
+    step = 2.0**-52 if uniform.dtype == torch.float64 else 2.0**-23
+    return uniform.mul_(2.0).add_(step - 1.0).erfinv_().mul_(math.sqrt(2.0))

@@ -1,0 +1,116 @@
+"""The whole story in one command: train, overhear, recover, and show it on a page."""
+
+import os
+import secrets
+import sys
+import webbrowser
+from pathlib import Path
+from typing import Any
+
+from sottovoce.report.demo.experiment import QUICK, Say, Size, run
+from sottovoce.storage.files import write_atomic, write_json
+from sottovoce.studies.study import Study, Table
+
+__all__ = ["QUICK", "Size", "demo", "open_page", "write_demo"]
+
+
+def demo(
+    size: Size | None = None,
+    *,
+    insecure_seed: int | None = None,
+    progress: bool = False,
+    say: Say = lambda text: None,
+) -> Study:
+    """Train a small CNN with DSGD and PDSGD on a ring, attack the messages, and return a `Study`.
+
+    insecure_seed: one is drawn unless given, and kept in the study so that it can be repeated; the
+    agents of a demo have no secrets to keep. say: is called with what is being done, in words.
+    """
+    size = size or Size()
+    seed = secrets.randbits(31) if insecure_seed is None else insecure_seed
+    data = run(size, seed, progress=progress, say=say)
+    quick = " --quick" if size == QUICK else ""
+    rows = [
+        (
+            f"{one['algorithm']}: {one['attack']} + {one['inversion']}",
+            f"{moment['round']:,}",
+            f"{one['median_error']:.3g}",
+            f"{one['labels_right']} of {size.agents}",
+            f"{one['recovered']} of {size.agents}",
+            f"{one['next_recovered']} of {size.agents}",
+        )
+        for moment in data["moments"].values()
+        for one in moment["attacks"]
+    ]
+    rows += [
+        ("blind guess", f"{moment['round']:,}", f"{error:.3g}", "", "", "")
+        for moment in data["moments"].values()
+        for error in [moment["blind"]["median_error"]]
+    ]
+    learned = [
+        (name, *(f"{curves[kind]['mean'][-1]:.1%}" for kind in ("training", "validation")))
+        for name, curves in data["accuracy"].items()
+    ]
+    return Study(
+        "demo",
+        "Training together, overheard",
+        "",
+        None,
+        _findings(data),
+        data,
+        f"sottovoce demo{quick} --insecure-seed {seed}",
+        [
+            Table(
+                f"Accuracy after {data['rounds']:,} rounds, mean of {size.runs} runs",
+                ("algorithm", "training", "validation"),
+                learned,
+            ),
+            Table(
+                "What the eavesdropper recovered, medians over the agents",
+                ("attack", "round", "squared error", "labels", "images", "next round’s images"),
+                rows,
+            ),
+        ],
+    )
+
+
+def write_demo(study: Study, folder: str | Path) -> list[Path]:
+    """Write `index.html`, `data.json` and the charts as PNG, each in one step; return the paths."""
+    from sottovoce.charts import picture
+    from sottovoce.report.demo import pictures, story
+
+    folder = Path(folder)
+    page, data = folder / "index.html", folder / "data.json"
+    write_json(data, study.to_json())
+    write_atomic(page, story.page(study.data, study.command).encode())
+    written = [page, data]
+    for name in ("accuracy", "network", "leak", "bound"):
+        written.append(folder / f"{name}.png")
+        write_atomic(written[-1], picture(getattr(pictures, name)(study.data), "png"))
+    return written
+
+
+def open_page(path: str | Path) -> bool:
+    """Open a page where a graphical browser can be expected; say whether one was asked."""
+    seen = sys.platform in ("win32", "darwin") or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
+    )
+    return seen and webbrowser.open(Path(path).resolve().as_uri())
+
+
+def _findings(data: dict[str, Any]) -> list[str]:
+    from sottovoce.report.demo.pictures import attack_of
+
+    found = []
+    for moment in data["moments"].values():
+        plain, private, elimination = (
+            attack_of(moment, key)
+            for key in ("DSGD conventional", "PDSGD conventional", "PDSGD elimination")
+        )
+        found.append(
+            f"Round {moment['round']:,}: the paper's attacker recovers {plain['recovered']} of "
+            f"{len(moment['truth'])} images from DSGD and {private['recovered']} from PDSGD (and "
+            f"{private['next_recovered']} that the agents used one round later); elimination "
+            f"recovers {elimination['recovered']} from PDSGD."
+        )
+    return found

@@ -1,0 +1,18 @@
+"""How large a step: a public schedule times a private random law, and the theorems' conditions."""
+
+from sottovoce.stepsizes.laws import LAWS, Deterministic, Experiment, Law, Uniform
+from sottovoce.stepsizes.schedules import Custom, Power, PrivateDeviation
+from sottovoce.stepsizes.stepsize import Stepsize, parse_stepsize
+
+__all__ = [
+    "LAWS",
+    "Custom",
+    "Deterministic",
+    "Experiment",
+    "Law",
+    "Power",
+    "PrivateDeviation",
+    "Stepsize",
+    "Uniform",
+    "parse_stepsize",
+]

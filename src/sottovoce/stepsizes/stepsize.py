@@ -1,0 +1,137 @@
+"""How large a step: a public schedule times a private random law.
+
+The stepsize of agent j in round k is λ = base(k) · factor with a factor uniform on an interval that
+the law fixes. The agents may know base and law; the drawn number stays with the agent. Rounds count
+from 1.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from sottovoce.errors import StepsizeError
+from sottovoce.randomness import Streams
+from sottovoce.stepsizes.laws import LAWS, Deterministic, Experiment, Law
+from sottovoce.stepsizes.schedules import Custom, Power, PrivateDeviation
+
+
+@dataclass(frozen=True)
+class Stepsize:
+    """The random stepsizes Λ_j^k of the paper: a schedule, a law, and who shares one draw.
+
+    `per="coordinate"` draws every diagonal entry of Λ_j on its own (the paper's CNN experiment),
+    `per="agent"` one number for the whole gradient (the paper's convex experiment).
+    """
+
+    schedule: Power | Custom = Power()  # noqa: RUF009
+    law: Law = Experiment()  # noqa: RUF009
+    per: Literal["coordinate", "agent"] = "coordinate"
+    deviation: PrivateDeviation | None = None
+
+    def __post_init__(self) -> None:
+        if self.per not in ("coordinate", "agent"):
+            raise StepsizeError(
+                f"stepsizes are drawn per {self.per!r}; accepted: 'coordinate', 'agent'"
+            )
+
+    def __str__(self) -> str:
+        """The text that `parse_stepsize` reads back, where the schedule is a plain power."""
+        block = f":block={self.schedule.block}" if self.schedule.block > 1 else ""
+        return f"{self.law.name}:{self.schedule}{block}:{self.per}"
+
+    def interval(self, round: int, agent: int = 0) -> tuple[float, float]:
+        """Smallest and largest stepsize that an agent may draw in a round."""
+        base = self.schedule.base(round, agent)
+        low, high = self.law.interval(self.schedule.count(round))
+        return base * low, base * high
+
+    def mean(self, round: int, agent: int = 0) -> float:
+        """The public expectation λ̄ of the stepsize."""
+        low, high = self.interval(round, agent)
+        return (low + high) / 2
+
+    def std(self, round: int, agent: int = 0) -> float:
+        """The standard deviation σ of the stepsize."""
+        low, high = self.interval(round, agent)
+        return (high - low) / math.sqrt(12)
+
+    def scale_(self, gradient: Tensor, streams: Streams, round: int) -> None:
+        """Turn gradients into steps s = Λ g in place; Λ itself is never stored.
+
+        gradient: (runs, agents, d), the agents being those of `streams`.
+        """
+        scales = getattr(self.schedule, "scale", 1.0)
+        if isinstance(scales, tuple):
+            last = max(streams.agents)
+            if last >= len(scales):
+                raise StepsizeError(
+                    f"the schedule has scales for {len(scales)} agents, but there is an agent "
+                    f"{last}; give one scale or one for each agent"
+                )
+            bases = [self.schedule.base(round, agent) for agent in streams.agents]
+            low, high = self.law.interval(self.schedule.count(round))
+            gradient.mul_(gradient.new_tensor(bases).unsqueeze(-1))
+        else:
+            low, high = self.interval(round)
+        if self.deviation and round <= self.deviation.rounds:
+            gradient.mul_(self.deviation.factor(streams, round, gradient.dtype))
+        if low == high:
+            gradient.mul_(low)
+        elif self.per == "agent":
+            draws = streams.uniform("stepsize", round, 1) * (high - low) + low
+            gradient.mul_(draws.to(gradient.dtype))
+        else:
+            streams.scale_(gradient, low, high, "stepsize", round)
+
+    def describe(self) -> dict[str, Any]:
+        """The public part as JSON."""
+        scales = getattr(self.schedule, "scale", None)
+        return {
+            "law": self.law.name,
+            "schedule": str(self.schedule),
+            **({"scales": list(scales)} if isinstance(scales, tuple) else {}),
+            "block": self.schedule.block,
+            "per": self.per,
+            "private_deviation": self.deviation is not None,
+        }
+
+
+_NUMBER = r"\d+(?:\.\d*)?(?:e[+-]?\d+)?"
+_MEAN = re.compile(
+    rf"(?P<c>{_NUMBER})(?:/(?:k|\(k(?P<k0>[+-]{_NUMBER})\))(?:\^(?P<p>{_NUMBER}))?)?", re.ASCII
+)
+
+
+def parse_stepsize(text: str) -> Stepsize:
+    """Read a stepsize from the command line: parts joined by ':', in any order.
+
+    A law (`deterministic`, `experiment`, `uniform`), a schedule (`1/k`, `0.3/(k+5)^0.75`, `0.1`),
+    `block=187`, and `agent` or `coordinate`. A schedule without a law is deterministic.
+    """
+    law: Law | None = None
+    mean: re.Match[str] | None = None
+    block, per = 1, "coordinate"
+    for part in text.replace(" ", "").split(":"):
+        if part in LAWS:
+            law = LAWS[part]
+        elif part in ("agent", "coordinate"):
+            per = part
+        elif match := re.fullmatch(r"block=(\d+)", part):
+            block = int(match[1])
+        elif match := _MEAN.fullmatch(part):
+            mean = match
+        else:
+            raise StepsizeError(
+                f"{part!r} in the stepsize {text!r} is not understood; accepted, joined by ':': "
+                f"a law ({', '.join(LAWS)}), a schedule (1/k, 0.3/(k+5)^0.75, 0.1), block=187, "
+                "agent or coordinate"
+            )
+    schedule = Power(block=block)
+    if mean:
+        exponent = float(mean["p"]) if mean["p"] else float("/" in mean[0])
+        schedule = Power(float(mean["c"]), exponent, float(mean["k0"] or 0), block)
+    law = law or (Deterministic() if mean else Experiment())
+    return Stepsize(schedule, law, per)  # type: ignore[arg-type]
