@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from sottovoce import graphs, mixing
 from sottovoce.errors import GraphError
-from sottovoce.graphs import WEIGHT_RULES, Graph, mixing_faults, parse_graph
+from sottovoce.graphs import WEIGHT_RULES, Graph, mixing, parse_graph
+from sottovoce.graphs import builders as graphs
+from sottovoce.graphs.mixing import mixing_faults
 
 NAMED = (
     "ring:1",

@@ -101,7 +101,7 @@ def test_numbers_do_not_depend_on_how_many_are_encrypted_at_once(
 ) -> None:
     expected = seeded().uniform("test", 9, count, dtype)
     for size in (1, 64, 4096):
-        monkeypatch.setattr("sottovoce.randomness._BLOCK_BYTES", size)
+        monkeypatch.setattr("sottovoce.randomness.cipher._BLOCK_BYTES", size)
         assert torch.equal(seeded().uniform("test", 9, count, dtype), expected)
 
 
@@ -203,7 +203,7 @@ def test_noise_adds_normal_numbers_of_the_deviation(count: int, dtype: torch.dty
 
 def test_blocks_of_rows_equal_one_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = seeded(runs=3).uniform("test", 1, LARGE).clone()
-    monkeypatch.setattr("sottovoce.randomness._BLOCK_BYTES", 4 * LARGE * 8)
+    monkeypatch.setattr("sottovoce.randomness.cipher._BLOCK_BYTES", 4 * LARGE * 8)
     given = torch.ones(3, 3, LARGE, dtype=torch.float64)
     seeded(runs=3).scale_(given, 0.0, 1.0, "test", 1)
     assert torch.equal(given, expected)
