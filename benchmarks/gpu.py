@@ -21,6 +21,7 @@ from sottovoce.kernels.mixing import mix_
 from sottovoce.mechanisms import Algorithm
 from sottovoce.problems.data.models import paper_cnn
 from sottovoce.problems.gradients.methods import ReplicaGradients
+from sottovoce.simulation.options import Options
 from sottovoce.simulation.runner import _Simulation
 from sottovoce.stepsizes import Deterministic, Experiment
 from sottovoce.studies import Training
@@ -211,9 +212,8 @@ def accuracy(base: dict[str, Any], runs: int, epochs: int) -> dict[str, Any]:
                 steps=epochs * epoch,
                 runs=runs,
                 stepsize=training.stepsize(law, epoch),
-                measure=range(epoch, epochs * epoch + 1, epoch),
-                keep_final=False,
                 insecure_seed=1,
+                options=Options(measure=range(epoch, epochs * epoch + 1, epoch), keep_final=False),
             )
             final[name, precision] = result.metric("validation_accuracy")[-1]
             found[f"{name}, {precision}"] = {

@@ -28,6 +28,7 @@ from torch import Tensor
 from sottovoce import PDSGD, Graph, random_regular, ring, simulate
 from sottovoce.problems.base import Problem
 from sottovoce.randomness import Streams
+from sottovoce.simulation.options import Options
 
 if TYPE_CHECKING:
     import altair as alt
@@ -72,7 +73,7 @@ def _held(problem: Problem, graph: Graph, runs: int) -> int:
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profile:
-        simulate(problem, PDSGD(), graph, steps=3, runs=runs, measure=[3])
+        simulate(problem, PDSGD(), graph, steps=3, runs=runs, options=Options(measure=[3]))
     events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     held = np.cumsum([change for _, change in changes])
@@ -156,7 +157,7 @@ def threads(repetitions: int) -> dict[str, Any]:
     def wall(count: int) -> float:
         torch.set_num_threads(count)
         begun = time.perf_counter()
-        simulate(problem, PDSGD(), graph, steps=rounds, measure=[rounds])
+        simulate(problem, PDSGD(), graph, steps=rounds, options=Options(measure=[rounds]))
         return (time.perf_counter() - begun) / rounds
 
     counts = sorted({1, torch.get_num_threads()})

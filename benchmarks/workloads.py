@@ -18,6 +18,7 @@ from sottovoce import DSGD, PDSGD, Graph, Logistic, ModuleProblem, ring, simulat
 from sottovoce.mechanisms import Algorithm
 from sottovoce.problems.base import Problem
 from sottovoce.randomness import Streams
+from sottovoce.simulation.options import Options
 
 DIMENSION, BATCH, SAMPLES, CLASSES = 784, 32, 100, 10
 _WARM = 3
@@ -54,7 +55,7 @@ def seconds_a_round(
     """Mean CPU seconds of a round, all its parts included, after a few rounds to warm up."""
     clocked = Clocked(problem)
     last = steps + _WARM
-    simulate(clocked, algorithm, graph, steps=last, runs=runs, measure=[last])
+    simulate(clocked, algorithm, graph, steps=last, runs=runs, options=Options(measure=[last]))
     return (clocked.ticks[-1] - clocked.ticks[_WARM]) / steps
 
 

@@ -20,6 +20,7 @@ from sottovoce.privacy.adversaries import Adversary, CuriousAgents, Eavesdropper
 from sottovoce.privacy.linear_view import LinearView, seen_links, share_model
 from sottovoce.problems import Quadratic
 from sottovoce.randomness import private_streams
+from sottovoce.simulation.options import Options
 from sottovoce.simulation.runner import simulate
 from sottovoce.simulation.transcript import Recording, Transcript, Truth
 from sottovoce.stepsizes import parse_stepsize
@@ -218,8 +219,8 @@ def test_the_estimator_reads_a_recorded_window_in_the_order_of_its_view() -> Non
         grid(2, 3),
         steps=7,
         stepsize=CONSTANT,
-        record=Recording(rounds=range(3, 8)),
         insecure_seed=1,
+        options=Options(record=Recording(rounds=range(3, 8))),
     )
     transcript = result.transcript
     assert transcript is not None

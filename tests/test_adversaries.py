@@ -10,6 +10,7 @@ from sottovoce import DSGD, PDSGD, NoisyDSGD, Quadratic, Recording, complete, ri
 from sottovoce.errors import AttackError
 from sottovoce.privacy.adversaries import Adversary, CuriousAgents, Eavesdropper, parse_adversary
 from sottovoce.privacy.attacks import ATTACKS
+from sottovoce.simulation.options import Options
 from sottovoce.simulation.transcript import Transcript, Truth
 
 NAN = float("nan")
@@ -23,7 +24,15 @@ def recorded(algorithm=PRIVATE, graph=ring) -> Transcript:
     network = graph(5)
     problem = Quadratic.random(network.agents, 30, noise=1.0)
     rounds = Recording(range(1, 7), range(2))
-    result = simulate(problem, algorithm, network, steps=6, runs=2, record=rounds, insecure_seed=7)
+    result = simulate(
+        problem,
+        algorithm,
+        network,
+        steps=6,
+        runs=2,
+        insecure_seed=7,
+        options=Options(record=rounds),
+    )
     assert result.transcript is not None
     return result.transcript
 

@@ -39,6 +39,7 @@ from sottovoce.privacy.attacks import (
     state_from_messages,
 )
 from sottovoce.privacy.readers.metrics import gradient_cosine, gradient_relative_error
+from sottovoce.simulation.options import Options
 
 GRAPHS = {"ring": ring(5), "complete": complete(4), "grid": grid(2, 3)}
 ROUNDS = 8
@@ -55,8 +56,8 @@ def recorded(algorithm, graph=GRAPHS["ring"], law=EXPERIMENT, d=200, noise=1.0):
         steps=ROUNDS,
         runs=2,
         stepsize=None if isinstance(algorithm, DSGD | NoisyDSGD) else Stepsize(Power(), law),
-        record=Recording(range(1, ROUNDS + 1), range(2)),
         insecure_seed=11,
+        options=Options(record=Recording(range(1, ROUNDS + 1), range(2))),
     )
     assert result.transcript is not None
     return result.transcript

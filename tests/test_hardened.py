@@ -38,6 +38,7 @@ from sottovoce.privacy.attacks import (
 )
 from sottovoce.privacy.readers.metrics import gradient_cosine
 from sottovoce.randomness import private_streams
+from sottovoce.simulation.options import Options
 from sottovoce.simulation.transcript import Transcript
 
 UNEQUAL = from_matrix(
@@ -63,9 +64,10 @@ def recorded(
         steps=ROUNDS,
         runs=2,
         stepsize=CONSTANT,
-        private_start=private_start,
-        record=Recording(range(1, ROUNDS + 1), range(2)),
         insecure_seed=5,
+        options=Options(
+            private_start=private_start, record=Recording(range(1, ROUNDS + 1), range(2))
+        ),
     )
     assert result.transcript is not None
     return result.transcript
@@ -205,7 +207,13 @@ def test_hardening_costs_little_on_the_papers_convex_problem(hardened: Algorithm
 
     def distance(algorithm: Algorithm) -> float:
         result = simulate(
-            problem, algorithm, ring(5), steps=5000, runs=1000, measure=[5000], insecure_seed=1
+            problem,
+            algorithm,
+            ring(5),
+            steps=5000,
+            runs=1000,
+            insecure_seed=1,
+            options=Options(measure=[5000]),
         )
         return float(result.metric("distance")[-1].mean())
 

@@ -21,6 +21,7 @@ from sottovoce.problems.data.models import paper_cnn
 from sottovoce.problems.gradients.convolution import FusedStack
 from sottovoce.problems.gradients.layout import ParameterLayout
 from sottovoce.randomness import DeviceStreams
+from sottovoce.simulation.options import Options
 from sottovoce.simulation.rounds import DenseMixer, InPlaceUpdate
 from sottovoce.stepsizes import Deterministic, Uniform
 
@@ -378,7 +379,15 @@ def test_a_simulation_on_a_gpu_is_that_of_its_messages(algorithm):
     problem = ModuleProblem(stack(), cross_entropy, data, data, batch=4, device="cuda")
     assert problem.describe()["gradients"] == "fused"
     results = [
-        simulate(problem, algorithm, ring(5), steps=5, runs=3, exact=exact, insecure_seed=1)
+        simulate(
+            problem,
+            algorithm,
+            ring(5),
+            steps=5,
+            runs=3,
+            insecure_seed=1,
+            options=Options(exact=exact),
+        )
         for exact in (False, True)
     ]
     torch.testing.assert_close(results[0].final, results[1].final, rtol=1e-4, atol=1e-4)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from sottovoce.errors import ProblemError
+from sottovoce.simulation.options import Options
 from sottovoce.studies import Study, Training, mnist, noise
 from sottovoce.studies.learning import PAPER_TABLE
 
@@ -170,5 +171,13 @@ def test_memory_holds_three_tensors_of_states():
     problem = QUICK.problem(data, validation)
     counter = Largest(3 * 5 * problem.dimension)
     with counter:
-        simulate(problem, PDSGD(), ring(5), steps=3, runs=3, measure=[3], insecure_seed=1)
+        simulate(
+            problem,
+            PDSGD(),
+            ring(5),
+            steps=3,
+            runs=3,
+            insecure_seed=1,
+            options=Options(measure=[3]),
+        )
     assert counter.made == 3

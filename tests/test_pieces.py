@@ -9,6 +9,7 @@ import torch
 import sottovoce.simulation.pieces
 from sottovoce import PDSGD, Quadratic, ring, simulate
 from sottovoce.errors import ResultError, SimulationError
+from sottovoce.simulation.options import Options
 from sottovoce.simulation.pieces import simulate_in_pieces
 from sottovoce.simulation.result import Result
 from sottovoce.stepsizes import Stepsize
@@ -17,15 +18,15 @@ MEASURED = [0, 3, 7]
 
 
 def pieces(folder: Path, **changes: Any) -> Result:
-    options: dict[str, Any] = {"steps": 7, "runs": 5, "piece": 2, "insecure_seed": 1} | changes
+    arguments: dict[str, Any] = {"steps": 7, "runs": 5, "piece": 2, "insecure_seed": 1} | changes
+    jitter = arguments.pop("private_start", 0.0)
     return simulate_in_pieces(
         Quadratic.random(5, 4),
         PDSGD(),
         ring(5),
-        folder=folder,
         stepsize=Stepsize(),
-        measure=MEASURED,
-        **options,
+        options=Options(measure=MEASURED, checkpoint=folder, private_start=jitter),
+        **arguments,
     )
 
 
@@ -36,8 +37,8 @@ def test_pieces_are_one_simulation_and_are_kept(tmp_path, monkeypatch):
         ring(5),
         steps=7,
         runs=5,
-        measure=MEASURED,
         insecure_seed=1,
+        options=Options(measure=MEASURED),
     )
     found = pieces(tmp_path)
     assert found.facts == whole.facts

@@ -12,6 +12,7 @@ from sottovoce.errors import ResultError
 from sottovoce.graphs import ring
 from sottovoce.mechanisms import PDSGD
 from sottovoce.problems import Estimation
+from sottovoce.simulation.options import Options
 from sottovoce.simulation.result import Result, join
 from sottovoce.simulation.runner import simulate
 from sottovoce.simulation.transcript import Recording
@@ -33,7 +34,7 @@ def simulated(record: bool = False) -> Result:
         ring(5),
         steps=5,
         runs=3,
-        record=Recording([1, 2], [0, 2]) if record else None,
+        options=Options(record=Recording([1, 2], [0, 2]) if record else None),
     )
 
 

@@ -13,6 +13,7 @@ from sottovoce.graphs import complete, grid, random_regular, ring
 from sottovoce.mechanisms import ALGORITHMS, DSGD, PDSGD, Algorithm, NoisyDSGD
 from sottovoce.problems import Estimation, Logistic, Quadratic
 from sottovoce.randomness import Streams, private_streams
+from sottovoce.simulation.options import Options
 from sottovoce.simulation.result import Result
 from sottovoce.simulation.runner import simulate
 from sottovoce.simulation.transcript import Recording
@@ -33,6 +34,8 @@ def same(one: Result, other: Result) -> bool:
 
 def short(algorithm: Algorithm | None = None, **options: Any) -> Result:
     settings = {"steps": 20, "runs": 4, "insecure_seed": 1, **options}
+    kept = {name: settings.pop(name) for name in vars(Options()) if name in settings}
+    settings["options"] = Options(**kept)
     problem = settings.pop("problem", None) or Estimation.random()
     return simulate(problem, algorithm or PDSGD(), settings.pop("graph", ring(5)), **settings)
 
@@ -66,8 +69,8 @@ def test_one_agent_is_centralised_sgd(algorithm: Algorithm, exact: bool) -> None
         complete(1),
         steps=50,
         stepsize=stepsize,
-        exact=exact,
         insecure_seed=6,
+        options=Options(exact=exact),
     )
     streams = private_streams(1, 1, insecure_seed=6)
     x = torch.zeros(1, 1, 2, dtype=torch.float64)
@@ -234,8 +237,8 @@ def test_an_interrupt_while_measuring_loses_no_round(tmp_path: Path) -> None:
     options: dict[str, Any] = {"steps": 20, "runs": 2, "insecure_seed": 1}
     problem = InterruptedInMeasuring.random()
     with pytest.raises(KeyboardInterrupt):
-        simulate(problem, PDSGD(), ring(5), checkpoint=tmp_path, **options)
-    resumed = simulate(problem, PDSGD(), ring(5), checkpoint=tmp_path, **options)
+        simulate(problem, PDSGD(), ring(5), options=Options(checkpoint=tmp_path), **options)
+    resumed = simulate(problem, PDSGD(), ring(5), options=Options(checkpoint=tmp_path), **options)
     undisturbed = simulate(Estimation.random(), PDSGD(), ring(5), **options)
     assert torch.equal(resumed.final, undisturbed.final)
     assert torch.equal(resumed.metrics["distance"], undisturbed.metrics["distance"])

@@ -10,6 +10,7 @@ from sottovoce.graphs import grid
 from sottovoce.mechanisms import ALGORITHMS, PDSGD, Algorithm
 from sottovoce.problems import Quadratic
 from sottovoce.randomness import private_streams
+from sottovoce.simulation.options import Options
 from sottovoce.simulation.runner import simulate
 from sottovoce.simulation.transcript import Recording, Transcript
 from sottovoce.stepsizes import Stepsize, Uniform
@@ -28,9 +29,8 @@ def recorded(algorithm: Algorithm, **options: object) -> Transcript:
         steps=8,
         runs=3,
         stepsize=STEPSIZE,
-        record=Recording(ROUNDS, RUNS),
         insecure_seed=3,
-        **options,  # type: ignore[arg-type]
+        options=Options(record=Recording(ROUNDS, RUNS), **options),
     )
     assert result.transcript is not None
     return result.transcript
@@ -94,7 +94,12 @@ def test_steps_are_stepsizes_times_gradients() -> None:
 def test_recording_does_not_change_the_run() -> None:
     def final(record: Recording | None) -> torch.Tensor:
         return simulate(
-            Quadratic.random(6, 4), PDSGD(), GRAPH, steps=8, record=record, insecure_seed=3
+            Quadratic.random(6, 4),
+            PDSGD(),
+            GRAPH,
+            steps=8,
+            insecure_seed=3,
+            options=Options(record=record),
         ).final
 
     assert torch.allclose(final(None), final(Recording([1, 5])), rtol=0, atol=1e-13)

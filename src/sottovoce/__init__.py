@@ -37,9 +37,7 @@ from sottovoce.mechanisms import (
     ZeroSumDSGD,
 )
 from sottovoce.problems import Estimation, Logistic, ModuleProblem, Problem, Quadratic
-from sottovoce.simulation.result import Result
-from sottovoce.simulation.runner import simulate
-from sottovoce.simulation.transcript import Recording, Transcript
+from sottovoce.simulation import Options, Recording, Result, Transcript, simulate
 from sottovoce.stepsizes import (
     Custom,
     Deterministic,
@@ -69,6 +67,7 @@ __all__ = [
     "Logistic",
     "ModuleProblem",
     "NoisyDSGD",
+    "Options",
     "Power",
     "PrivateDeviation",
     "Problem",

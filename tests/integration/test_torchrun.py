@@ -19,6 +19,7 @@ from sottovoce.distributed import join_recordings
 from sottovoce.distributed.frames import HEADER_BYTES, TRAILER_BYTES
 from sottovoce.mechanisms import has_scalar_shares
 from sottovoce.randomness import private_streams
+from sottovoce.simulation.options import Options
 from sottovoce.storage.tensors import read_tensors
 
 pytestmark = pytest.mark.integration
@@ -64,11 +65,13 @@ def test_processes_give_the_simulator_s_iterates_bit_for_bit(five: Path, name: s
         case.graph,
         steps=cases.ROUNDS,
         stepsize=case.stepsize,
-        measure=[cases.ROUNDS],
-        record=Recording(range(1, cases.ROUNDS + 1)),
-        private_start=case.private_start,
-        exact=True,
         insecure_seed=SEED,
+        options=Options(
+            measure=[cases.ROUNDS],
+            record=Recording(range(1, cases.ROUNDS + 1)),
+            private_start=case.private_start,
+            exact=True,
+        ),
     )
     expected, got = result.transcript, join_recordings([five / f"{name}-{a}" for a in range(5)])
     assert expected is not None

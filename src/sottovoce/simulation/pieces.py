@@ -1,7 +1,6 @@
 """Many runs in pieces, each kept when it is finished: a stopped study continues with the next."""
 
 import json
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from sottovoce.errors import ResultError, SimulationError
 from sottovoce.graphs import Graph
 from sottovoce.mechanisms import Algorithm
 from sottovoce.problems.base import Problem
+from sottovoce.simulation.options import Options
 from sottovoce.simulation.result import Result, join
 from sottovoce.simulation.runner import describe, simulate
 from sottovoce.stepsizes import Stepsize
@@ -20,17 +20,14 @@ def simulate_in_pieces(
     algorithm: Algorithm,
     graph: Graph,
     *,
-    folder: str | Path,
     piece: int,
     steps: int,
     runs: int,
     stepsize: Stepsize,
-    measure: Collection[int],
-    private_start: float = 0.0,
+    options: Options,
     insecure_seed: int | None = None,
-    progress: bool = False,
 ) -> Result:
-    """Simulate `piece` runs at a time and keep each piece's measurements in `folder`.
+    """Simulate `piece` runs at a time and keep each piece's measurements in `options.checkpoint`.
 
     A piece that is there already, from the same settings, is read and not computed again; pieces
     computed elsewhere may be put there. The last states are not kept. With `insecure_seed` the
@@ -41,13 +38,15 @@ def simulate_in_pieces(
     parts = []
     for first in range(0, runs, piece):
         some = range(first, min(first + piece, runs))
-        stem = Path(folder) / f"runs-{some.start}-{some.stop - 1}"
+        stem = Path(options.checkpoint or ".") / f"runs-{some.start}-{some.stop - 1}"
         facts = describe(
-            problem, algorithm, graph, stepsize, steps, some, private_start, insecure_seed
+            problem, algorithm, graph, stepsize, steps, some, options.private_start, insecure_seed
         )
         if beside(stem, ".json").exists():
             part = Result.load(stem)
-            if part.facts != json.loads(json.dumps(facts)) or part.rounds != sorted(measure):
+            if part.facts != json.loads(json.dumps(facts)) or part.rounds != sorted(
+                options.measure or ()
+            ):
                 raise ResultError(
                     f"{stem} belongs to a simulation with other settings; "
                     "give another folder or remove this one"
@@ -60,11 +59,8 @@ def simulate_in_pieces(
                 steps=steps,
                 runs=some,
                 stepsize=stepsize,
-                measure=measure,
-                private_start=private_start,
-                keep_final=False,
                 insecure_seed=insecure_seed,
-                progress=progress,
+                options=replace(options, checkpoint=None, keep_final=False),
             )
             part.save(stem)
         parts.append(part)

@@ -18,6 +18,7 @@ from sottovoce.graphs import Graph
 from sottovoce.mechanisms import Algorithm, has_scalar_shares, receive
 from sottovoce.problems.base import Problem
 from sottovoce.randomness import Streams, private_streams, require_jitter
+from sottovoce.simulation.options import Options
 from sottovoce.simulation.result import Result, join
 from sottovoce.simulation.rounds import InPlaceUpdate, SharesInBlocks, mixer
 from sottovoce.simulation.transcript import Recording, Transcript, Truth
@@ -38,29 +39,16 @@ def simulate(
     steps: int,
     runs: int | range = 1,
     stepsize: Stepsize | None = None,
-    measure: Collection[int] | None = None,
-    record: Recording | None = None,
-    checkpoint: str | Path | None = None,
-    private_start: float = 0.0,
-    exact: bool = False,
-    keep_final: bool = True,
     insecure_seed: int | None = None,
-    progress: bool = False,
+    options: Options | None = None,
 ) -> Result:
     """Run an algorithm on a problem over a graph, many independent runs at once.
 
     runs: how many, or which: runs 500 to 999 of 1,000 are range(500, 1000), with the same numbers.
-    stepsize: the algorithm's own default unless given. measure: after which rounds to measure, 0
-    being the start; about 100 rounds on a logarithmic scale unless given. record: rounds and runs
-    whose messages to keep. checkpoint: a folder from which an interrupted call with the same
-    arguments continues; with `insecure_seed` it ends with the same numbers as an undisturbed one.
-    private_start: standard deviation of private Gaussian numbers that every agent adds to its
-    starting point; with 0 an observer who knows that point reads a share of the first step off a
-    single message.
-    exact: compute message by message, as real agents do, to the same bits as
-    `sottovoce.distributed`; otherwise one fused update serves all. keep_final: whether the result
-    holds the last states; without, its `final` has no coordinates.
+    stepsize: the algorithm's own default unless given. options: what to measure, record and keep.
     """
+    options = options or Options()
+    private_start, record, checkpoint = options.private_start, options.record, options.checkpoint
     stepsize = stepsize or algorithm.default_stepsize
     runs = range(runs) if isinstance(runs, int) else runs
     if steps < 1 or not runs or runs.step != 1 or runs.start < 0:
@@ -71,7 +59,7 @@ def simulate(
         raise SimulationError(
             f"the problem has {problem.agents} agents, but {graph.name} has {graph.agents}"
         )
-    rounds = _measured_rounds(steps, measure)
+    rounds = _measured_rounds(steps, options.measure)
     if record and (max(record.rounds) > steps or not set(record.runs) <= set(runs)):
         raise SimulationError(
             f"cannot record round {max(record.rounds)} of run {max(record.runs)}: "
@@ -82,7 +70,7 @@ def simulate(
     at_once = _runs_at_once(problem, checkpoint) or len(runs)
     parts = []
     with progress_bar(
-        f"{algorithm} on {graph.name}", steps * len(runs), progress, "rounds"
+        f"{algorithm} on {graph.name}", steps * len(runs), options.progress, "rounds"
     ) as advance:
         for first in range(0, len(runs), at_once):
             chunk = runs[first : first + at_once]
@@ -90,8 +78,8 @@ def simulate(
                 problem, algorithm, graph, stepsize, chunk, private_start, insecure_seed
             )
             store = _Store(checkpoint, chunk, identity) if checkpoint else None
-            part = simulation.run(rounds, steps, record, exact, store, advance, facts)
-            final = part.final if keep_final else part.final[..., :0]
+            part = simulation.run(rounds, steps, record, options.exact, store, advance, facts)
+            final = part.final if options.keep_final else part.final[..., :0]
             parts.append(replace(part, final=final.cpu()))
     return join(parts)
 

@@ -8,6 +8,7 @@ from sottovoce.errors import SimulationError
 from sottovoce.graphs import Graph, ring
 from sottovoce.mechanisms import DSGD, PDSGD, NoisyDSGD
 from sottovoce.problems import Estimation
+from sottovoce.simulation.options import Options
 from sottovoce.simulation.result import Result
 from sottovoce.simulation.runner import simulate
 from sottovoce.stepsizes import Experiment, Stepsize
@@ -47,7 +48,7 @@ def estimation(
             "steps": steps,
             "runs": runs,
             "insecure_seed": insecure_seed,
-            "progress": progress,
+            "options": Options(progress=progress),
         }
         scalar = Stepsize(law=Experiment(), per="agent")
         found[scale] = {

@@ -26,6 +26,7 @@ from sottovoce.privacy.auditor.scores import Effort, Row
 from sottovoce.privacy.auditor.targets import suited
 from sottovoce.privacy.linear_view import LinearView
 from sottovoce.privacy.readers import Search
+from sottovoce.simulation.options import Options
 from sottovoce.simulation.runner import simulate
 from sottovoce.stepsizes import LAWS, Deterministic, Power, Stepsize
 from sottovoce.storage.files import write_json
@@ -248,9 +249,8 @@ def _accuracies(
         steps=steps,
         runs=sizes.runs,
         stepsize=training.stepsize(LAWS[setting.law], problem.rounds_an_epoch),
-        measure=[steps],
         insecure_seed=seed,
-        progress=progress,
+        options=Options(measure=[steps], progress=progress),
     )
     accuracies: list[float] = result.metrics["validation_accuracy"][-1].mean(-1).tolist()
     return accuracies

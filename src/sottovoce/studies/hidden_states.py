@@ -9,6 +9,7 @@ from sottovoce.graphs import Graph, ring
 from sottovoce.mechanisms import PDSGD
 from sottovoce.privacy.adversaries import Eavesdropper
 from sottovoce.privacy.attacks import Chain, state_from_messages
+from sottovoce.simulation.options import Options
 from sottovoce.simulation.runner import simulate
 from sottovoce.simulation.transcript import Recording
 from sottovoce.stepsizes import Experiment, Power, Stepsize
@@ -46,10 +47,8 @@ def states(
         graph,
         steps=recorded[-1],
         stepsize=Stepsize(Power(scale), Experiment()),
-        measure=[recorded[-1]],
-        record=Recording(recorded),
         insecure_seed=insecure_seed,
-        progress=progress,
+        options=Options(measure=[recorded[-1]], record=Recording(recorded), progress=progress),
     ).transcript
     assert transcript is not None
     assert transcript.start is not None

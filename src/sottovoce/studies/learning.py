@@ -1,7 +1,6 @@
 """The paper's second experiment: training a CNN on MNIST, and its table of noise levels."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from sottovoce.errors import ProblemError
 from sottovoce.graphs import Graph, ring
 from sottovoce.mechanisms import DSGD, PDSGD, Algorithm, NoisyDSGD
 from sottovoce.problems import ModuleProblem
+from sottovoce.simulation.options import Options
 from sottovoce.simulation.pieces import simulate_in_pieces
 from sottovoce.simulation.result import Result
 from sottovoce.simulation.runner import simulate
@@ -258,23 +258,24 @@ def _train(
     found = {}
     for name, algorithm, law in cases:
         folder = Path(checkpoint) / str(algorithm).replace(":", "-") if checkpoint else None
-        compute = (
-            partial(simulate, checkpoint=folder)
-            if piece is None or folder is None
-            else partial(simulate_in_pieces, folder=folder, piece=piece)
-        )
-        found[name] = compute(
-            problem,
-            algorithm,
-            graph,
-            stepsize=training.stepsize(law, epoch),
-            steps=steps,
-            runs=runs,
+        arguments: dict[str, Any] = {
+            "stepsize": training.stepsize(law, epoch),
+            "steps": steps,
+            "runs": runs,
+            "insecure_seed": insecure_seed,
+        }
+        options = Options(
             measure=early | set(range(epoch, steps + 1, epoch)),
             private_start=training.private_start,
-            insecure_seed=insecure_seed,
+            checkpoint=folder,
             progress=progress,
         )
+        if piece is None or folder is None:
+            found[name] = simulate(problem, algorithm, graph, options=options, **arguments)
+        else:
+            found[name] = simulate_in_pieces(
+                problem, algorithm, graph, piece=piece, options=options, **arguments
+            )
     return found
 
 

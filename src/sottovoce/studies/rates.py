@@ -9,6 +9,7 @@ from sottovoce.errors import SimulationError
 from sottovoce.graphs import Graph, ring
 from sottovoce.mechanisms import PDSGD
 from sottovoce.problems import Quadratic
+from sottovoce.simulation.options import Options
 from sottovoce.simulation.result import Result
 from sottovoce.simulation.runner import simulate
 from sottovoce.stepsizes import Experiment, Power, Stepsize
@@ -59,7 +60,7 @@ def rates(
             steps=steps,
             runs=runs,
             insecure_seed=insecure_seed,
-            progress=progress,
+            options=Options(progress=progress),
         )
     slopes = {
         case: {metric: _slope(result, metric) for metric in _METRICS}

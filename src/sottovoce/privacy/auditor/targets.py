@@ -14,6 +14,7 @@ from sottovoce.mechanisms import Algorithm
 from sottovoce.privacy.readers.matching import Inputs
 from sottovoce.problems import ModuleProblem
 from sottovoce.randomness import private_streams
+from sottovoce.simulation.options import Options
 from sottovoce.simulation.runner import simulate
 from sottovoce.simulation.transcript import Recording, Transcript
 from sottovoce.stepsizes import Deterministic, Stepsize
@@ -90,11 +91,13 @@ def record(
         steps=steps,
         runs=runs,
         stepsize=stepsize,
-        measure=[steps],
-        record=Recording(sorted(recorded), range(runs)),
-        private_start=private_start,
         insecure_seed=insecure_seed,
-        progress=progress,
+        options=Options(
+            measure=[steps],
+            record=Recording(sorted(recorded), range(runs)),
+            private_start=private_start,
+            progress=progress,
+        ),
     )
     assert result.transcript is not None
     streams = private_streams(

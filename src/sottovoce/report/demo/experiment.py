@@ -23,6 +23,7 @@ from sottovoce.privacy.readers.matching import Inputs
 from sottovoce.privacy.readers.metrics import gradient_cosine, summed_squared_error
 from sottovoce.problems import ModuleProblem
 from sottovoce.randomness import Streams, private_streams
+from sottovoce.simulation.options import Options
 from sottovoce.simulation.result import Result
 from sottovoce.simulation.runner import simulate
 from sottovoce.simulation.transcript import Recording, Transcript
@@ -138,10 +139,12 @@ def _train(
         stepsize=stepsize,
         steps=steps,
         runs=size.runs,
-        measure=early | set(range(size.block, steps + 1, size.block)),
-        record=Recording(recorded),
         insecure_seed=seed,
-        progress=progress,
+        options=Options(
+            measure=early | set(range(size.block, steps + 1, size.block)),
+            record=Recording(recorded),
+            progress=progress,
+        ),
     )
 
 
