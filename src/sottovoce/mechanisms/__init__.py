@@ -14,12 +14,15 @@ from sottovoce.mechanisms.algorithms import (
     receive,
 )
 
+Mechanism = Algorithm
+
 __all__ = [
     "ALGORITHMS",
     "DSGD",
     "MIXINGS",
     "PDSGD",
     "Algorithm",
+    "Mechanism",
     "NoisyDSGD",
     "ScalarShares",
     "ZeroSumDSGD",
