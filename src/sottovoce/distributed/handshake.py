@@ -18,8 +18,9 @@ from sottovoce import __version__
 from sottovoce.distributed.frames import FORMAT
 from sottovoce.errors import DistributedError, PeerLost
 from sottovoce.graphs import Graph
-from sottovoce.mechanisms import Algorithm
+from sottovoce.mechanisms import Mechanism
 from sottovoce.stepsizes import Stepsize
+from sottovoce.storage.identity import digest
 
 _FACT_BYTES = 4096
 _COUNTS = 16
@@ -28,7 +29,7 @@ _COUNTS = 16
 
 def shared_facts(
     graph: Graph,
-    algorithm: Algorithm,
+    algorithm: Mechanism,
     stepsize: Stepsize,
     shapes: list[tuple[int, ...]],
     dtype: torch.dtype,
@@ -42,7 +43,7 @@ def shared_facts(
         "dimension": sum(_size(shape) for shape in shapes),
         "dtype": str(dtype).removeprefix("torch."),
         "parameter shapes": _short(str([list(shape) for shape in shapes])),
-        "algorithm": str(algorithm),
+        "algorithm": f"{algorithm} with parts {digest(algorithm.spec)[:12]}",
         "schedule": f"{stepsize} with values {_schedule_digest(stepsize, graph.agents)}",
     }
 

@@ -206,6 +206,18 @@ def parse_graph(text: str, weights: str = "metropolis", seed: int = 0) -> Graph:
     return _PLAIN[head](*values, weights=weights)
 
 
+def as_graph(given: Graph | str) -> Graph:
+    """The graph itself, or the one that a text names."""
+    if isinstance(given, str):
+        return parse_graph(given)
+    if isinstance(given, Graph):
+        return given
+    raise GraphError(
+        f"a graph is given as {type(given).__name__}; accepted: a Graph such as ring(5), or its "
+        "text such as 'ring:5' (from_networkx and from_matrix make one from your own)"
+    )
+
+
 _FORMS: dict[str, tuple[str, tuple[type, ...]]] = {
     "ring": ("ring:5", (int,)),
     "path": ("path:4", (int,)),

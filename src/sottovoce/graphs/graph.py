@@ -15,6 +15,7 @@ from sottovoce.errors import GraphError
 from sottovoce.graphs.mixing import canonical, contraction, diameter, mixing_faults
 
 DIAMETER_LIMIT = 2000
+_BY_ROUTE = ("receiver", "sender", "weight", "slot", "own", "edge", "sign")
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +31,8 @@ class Routes:
     slot: position of the receiver in the sender's neighbourhood N_j (itself included, ascending)
     slots: the largest neighbourhood of the whole graph, also in the view of one agent
     own: the receiver is the sender itself
+    edge: a number of the edge, the same for both of its directions: (routes,) int64
+    sign: 1 where the receiver's number is above the sender's, -1 where below, 0 for own: (routes,)
     """
 
     agents: int
@@ -39,18 +42,23 @@ class Routes:
     slot: torch.Tensor
     slots: int
     own: torch.Tensor
+    edge: torch.Tensor
+    sign: torch.Tensor
+
+    @cached_property
+    def members(self) -> torch.Tensor:
+        """How many routes each sender has: (senders,)."""
+        return torch.bincount(self.sender, minlength=self.agents)
 
     def to(self, device: torch.device | str) -> Routes:
         """Copy the routes to `device`."""
-        names = ("receiver", "sender", "weight", "slot", "own")
-        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+        return replace(self, **{name: getattr(self, name).to(device) for name in _BY_ROUTE})
 
     def part(self, senders: slice) -> Routes:
         """The routes of some senders, which are numbered from 0."""
         chosen = range(self.agents)[senders]
         kept = ((self.sender >= chosen.start) & (self.sender < chosen.stop)).nonzero().flatten()
-        names = ("receiver", "sender", "weight", "slot", "own")
-        part = {name: getattr(self, name)[kept] for name in names}
+        part = {name: getattr(self, name)[kept] for name in _BY_ROUTE}
         part["sender"] -= chosen.start
         return replace(self, agents=len(chosen), **part)
 
@@ -117,20 +125,25 @@ class Graph:
         by_sender = np.argsort(sender, kind="stable")
         slot = np.empty_like(sender)
         slot[by_sender] = np.arange(sender.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        own = receiver == sender
+        # W's pattern is symmetric, so that the k-th route by sender is the k-th one turned round.
+        edge = np.minimum(np.arange(sender.size), by_sender)
+        found = {
+            "receiver": receiver,
+            "sender": sender,
+            "weight": weight,
+            "slot": slot,
+            "own": receiver == sender,
+            "edge": edge,
+            "sign": np.sign(receiver - sender).astype(np.float64),
+        }
         if agent is not None:
             self._require_agent(agent)
-            kept = np.flatnonzero(sender == agent)
-            receiver, weight, slot, own = receiver[kept], weight[kept], slot[kept], own[kept]
-            sender = np.zeros_like(receiver)
+            found = {name: values[sender == agent] for name, values in found.items()}
+            found["sender"] = np.zeros_like(found["receiver"])
         return Routes(
             agents=self.agents if agent is None else 1,
-            receiver=torch.tensor(receiver),
-            sender=torch.tensor(sender),
-            weight=torch.tensor(weight),
-            slot=torch.tensor(slot),
             slots=int(sizes.max()),
-            own=torch.tensor(own),
+            **{name: torch.tensor(values) for name, values in found.items()},
         )
 
     def describe(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What the agents do in a round: parts, chains of them, and the reference that plays a chain."""
 
-from sottovoce.mechanisms.examination import check, remembers
+from sottovoce.mechanisms.examination import check, in_blocks
 from sottovoce.mechanisms.flow import Clock, Flow, Scope
 from sottovoce.mechanisms.mechanism import Mechanism
 from sottovoce.mechanisms.named import (
@@ -11,6 +11,7 @@ from sottovoce.mechanisms.named import (
     NoisyDSGD,
     ZeroSumDSGD,
     as_mechanism,
+    mechanism_from,
     parse_algorithm,
 )
 from sottovoce.mechanisms.part import Part, Place, Split
@@ -35,6 +36,7 @@ __all__ = [
     "ZeroSumNoise",
     "as_mechanism",
     "check",
+    "in_blocks",
+    "mechanism_from",
     "parse_algorithm",
-    "remembers",
 ]

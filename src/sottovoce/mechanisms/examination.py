@@ -8,11 +8,11 @@ from torch import Tensor
 
 from sottovoce.errors import AlgorithmError
 from sottovoce.graphs import Graph, ring
-from sottovoce.mechanisms.flow import Clock, Flow
+from sottovoce.mechanisms.flow import Clock, Flow, Scope
 from sottovoce.mechanisms.mechanism import Mechanism
 from sottovoce.mechanisms.part import Part
 from sottovoce.mechanisms.parts import Shares
-from sottovoce.mechanisms.reference import exchange, take_step
+from sottovoce.mechanisms.reference import by_messages, exchange, take_step
 from sottovoce.randomness import Streams, private_streams
 from sottovoce.stepsizes import Stepsize, Uniform
 
@@ -30,10 +30,13 @@ def check(mechanism: Mechanism, graph: Graph) -> None:
         raise AlgorithmError(f"{mechanism}: " + "; ".join(faults))
 
 
-def remembers(mechanism: Mechanism, graph: Graph) -> bool:
-    """Whether a part keeps something from round to round."""
+def in_blocks(mechanism: Mechanism, graph: Graph) -> bool:
+    """Whether the chain may be played on some senders or coordinates at a time.
+
+    It may not where a part keeps something from round to round, or asks for an edge's numbers.
+    """
     flow = _played(mechanism, graph if graph.agents <= _LARGEST else ring(8))[0]
-    return bool(flow.memory)
+    return not flow.memory and Scope.EDGE not in flow.asked
 
 
 def _faults(mechanism: Mechanism, graph: Graph) -> Iterator[str]:
@@ -54,7 +57,7 @@ def _faults(mechanism: Mechanism, graph: Graph) -> Iterator[str]:
         if part.keeps_average and (fault := _average_fault(alone, graph)):
             yield f"{name} says that it keeps the average, but {fault}"
         if part.linear and not _is_linear(alone, graph):
-            yield f"{name} says that it is linear, but doubling what enters does not double the rest"
+            yield f"{name} says that it is linear, but twice the input is not twice the output"
         if part.by_coordinate and not _is_by_coordinate(alone, graph):
             yield f"{name} says that it works by coordinate, but one coordinate alters another"
 
@@ -94,7 +97,7 @@ def _played(
         flow.s = (gradient if g is None else g).clone()
         flow.at = Clock(round)
         take_step(mechanism, flow)
-        exchange(mechanism, flow, lambda messages: seen.append(messages.clone()))
+        exchange(mechanism, flow, by_messages(mechanism, lambda v: seen.append(v.clone())))
     return flow, torch.stack(seen), flow.x
 
 

@@ -38,9 +38,9 @@ class Flow:
     """What an agent holds during a round, for some senders of some runs.
 
     x: states (runs, senders, d). s: gradients, which the stepsizes turn into steps, likewise.
-    shares: one for each route, (runs, routes, d), once the step is split. v: the messages, likewise.
+    shares: one for each route, (runs, routes, d), once the step is split. v: messages, likewise.
     before: after the exchange the state of which `x` is the successor. memory: what parts keep from
-    round to round, by names of their own. asked: whether a private number was asked for.
+    round to round, by names of their own. asked: whose private numbers were asked for.
     """
 
     x: Tensor
@@ -50,7 +50,7 @@ class Flow:
     stepsize: Stepsize
     at: Clock
     memory: dict[str, Tensor] = field(default_factory=dict)
-    asked: bool = False
+    asked: set[Scope] = field(default_factory=set)
     shares: Tensor = field(init=False)
     v: Tensor = field(init=False)
     before: Tensor = field(init=False)
@@ -92,7 +92,7 @@ class Flow:
 
     def add_normal_(self, tensor: Tensor, deviation: float, purpose: str) -> None:
         """Add Gaussian numbers of this deviation to (runs, senders, d) without storing them."""
-        self.asked = True
+        self.asked.add(Scope.AGENT)
         self.streams.add_normal_(tensor, deviation, self._named(purpose), self.at.round)
 
     def _draw(
@@ -103,7 +103,7 @@ class Flow:
         single: bool,
         round: int | None,
     ) -> Tensor:
-        self.asked = True
+        self.asked.add(scope)
         purpose, round = self._named(purpose), self.at.round if round is None else round
         count, dtype = (1, torch.float64) if single else (self.s.shape[-1], self.s.dtype)
         if scope is Scope.AGENT:

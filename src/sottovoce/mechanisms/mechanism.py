@@ -9,19 +9,18 @@ from sottovoce.mechanisms.part import PLACES, Part, Place, Split
 from sottovoce.stepsizes import Deterministic, Stepsize
 
 
-
 @dataclass(frozen=True)
 class Mechanism:
     """A chain of parts under a name, such as `PDSGD()`; `+` puts a part where it belongs.
 
-    name: the text that `parse_algorithm` reads back. parts: in the order of `PLACES`, exactly one of
+    name: the text that `parse_algorithm` reads back. parts: in the order of `PLACES`, just one of
     them a `Split`. default_stepsize: what the chain's source uses with it. exchanges: how often the
     agents exchange messages in one round.
     """
 
     name: str
     parts: tuple[Part, ...]
-    default_stepsize: Stepsize = field(default=Stepsize(law=Deterministic()), compare=False)  # noqa: RUF009
+    default_stepsize: Stepsize = field(default=Stepsize(law=Deterministic()), compare=False)
     exchanges: int = 1
 
     def __post_init__(self) -> None:
@@ -58,7 +57,7 @@ class Mechanism:
 
     @property
     def plain(self) -> bool:
-        """Whether a message is w_ij x_j - b_ij s_j with one number b_ij a link, and nothing else."""
+        """Whether a message is w_ij x_j - b_ij s_j with one number b_ij a link, and no more."""
         added = any(self.at(place) for place in ("shares", "messages"))
         return self.split.scalar and not added and self.exchanges == 1
 

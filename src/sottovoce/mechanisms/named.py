@@ -1,10 +1,11 @@
 """The chains that have names, and how a chain is read from text.
 
-    pdsgd:coordinate            a named chain with an option
-    gradient-noise:0.1+pdsgd    parts joined to a named chain; each goes where it belongs
-    my_rule.py:drowned:0.2      what `drowned(0.2)` of a file of your own returns
+pdsgd:coordinate            a named chain with an option
+gradient-noise:0.1+pdsgd    parts joined to a named chain; each goes where it belongs
+my_rule.py:drowned:0.2      what `drowned(0.2)` of a file of your own returns
 """
 
+import hashlib
 import importlib.util
 import inspect
 import sys
@@ -35,9 +36,9 @@ def PDSGD(mixing: str = "uniform") -> Mechanism:
 
     v_ij = w_ij x_j - b_ij Λ_j g_j with b_ij >= 0 random, Σ_{i in N_j} b_ij = 1 (eq.
     proposed_algorithm). `mixing` is the rule of `Shares`. The paper promises that a gradient cannot
-    be told from λg exactly. One b_ij for all coordinates does not protect against an observer of two
-    messages of a sender, who removes its state; with `coordinate` what is left has a random factor
-    at every coordinate.
+    be told from λg exactly. One b_ij for all coordinates does not protect against an observer of
+    two messages of a sender, who removes its state; with `coordinate` what is left has a random
+    factor at every coordinate.
     """
     return Mechanism(f"pdsgd:{mixing}", (Shares(mixing),), Stepsize(law=Experiment()))
 
@@ -105,6 +106,25 @@ def as_mechanism(given: Mechanism | str) -> Mechanism:
     )
 
 
+def mechanism_from(spec: dict[str, Any] | str) -> Mechanism:
+    """Rebuild a chain from its spec, or from its text, which version 0.1 saved."""
+    if isinstance(spec, str):
+        return parse_algorithm(spec)
+    name = spec["mechanism"]
+    try:
+        found = parse_algorithm(name)
+    except AlgorithmError as error:
+        raise AlgorithmError(
+            f"the algorithm {name!r} cannot be built again ({error}); give the object itself"
+        ) from error
+    if found.spec != spec:
+        raise AlgorithmError(
+            f"the algorithm {name!r} is not what it was: its options or its code changed; give the "
+            "object itself if that is meant"
+        )
+    return found
+
+
 def _made(text: str, whole: str) -> Mechanism | Part:
     name, *options = text.split(":")
     maker = ALGORITHMS.get(name) or PARTS.get(name)
@@ -115,8 +135,8 @@ def _made(text: str, whole: str) -> Mechanism | Part:
 
 def _refuse(text: str) -> Mechanism:
     raise AlgorithmError(
-        f"the algorithm {text!r} is not known; accepted: {', '.join(ALGORITHMS)} with options as in "
-        f"noisy-dsgd:0.01 or zero-sum:0.1:equal, parts joined to one ({', '.join(PARTS)}) as in "
+        f"the algorithm {text!r} is not known; accepted: {', '.join(ALGORITHMS)} with options as "
+        f"in noisy-dsgd:0.01 or zero-sum:0.1:equal, parts joined to one ({', '.join(PARTS)}) as in "
         "gradient-noise:0.1+pdsgd, or FILE.py:NAME"
     )
 
@@ -131,9 +151,9 @@ def _called(maker: Callable[..., Any], options: list[str], text: str) -> Any:
         )
     values: list[Any] = []
     for one, option in zip(expected, options, strict=False):
-        number = one.annotation is not str
+        read = one.annotation if one.annotation in (int, str) else float
         try:
-            values.append(int(option) if one.annotation is int else float(option) if number else option)
+            values.append(read(option))
         except ValueError as error:
             raise AlgorithmError(
                 f"the option {one.name} in {text!r} is {option!r}, which is not a number"
@@ -150,17 +170,20 @@ def _from_file(file: Path, name: str, options: list[str], text: str) -> Mechanis
         raise AlgorithmError(f"{text!r} gives options to {name}, which is no function")
     if not isinstance(found, Mechanism):
         raise AlgorithmError(
-            f"{name} in {file} is {type(found).__name__}; accepted: a Mechanism, or a function that "
-            "returns one"
+            f"{name} in {file} is {type(found).__name__}; accepted: a Mechanism, or a function "
+            "that returns one"
         )
     return found
 
 
 def _module(file: Path) -> ModuleType:
     """The user's file as a module, read anew when it changed."""
-    if not file.is_file():
-        raise AlgorithmError(f"there is no file {file}; accepted: FILE.py:NAME with a file that is there")
-    name = f"sottovoce_user_{abs(hash((str(file.resolve()), file.stat().st_mtime_ns))):x}"
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise AlgorithmError(f"{file} cannot be read ({error}); accepted: FILE.py:NAME") from error
+    # Named for its content: every agent gives it the same name, and a changed file is another.
+    name = f"sottovoce_user_{hashlib.sha256(content).hexdigest()[:16]}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, file)
         assert spec is not None

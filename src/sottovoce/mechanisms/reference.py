@@ -9,11 +9,15 @@ States are combined before the step is applied (combine-then-adapt), as in the p
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from sottovoce.graphs import Routes
 from sottovoce.mechanisms.flow import Clock, Flow
 from sottovoce.mechanisms.mechanism import Mechanism
+
+See = Callable[[Tensor], None]
+Gather = Callable[[Flow], Tensor]
 
 
 def take_step(mechanism: Mechanism, flow: Flow) -> None:
@@ -58,26 +62,25 @@ def settle(mechanism: Mechanism, flow: Flow, total: Tensor) -> None:
         part(flow)
 
 
-def play(
-    mechanism: Mechanism, flow: Flow, see: Callable[[Tensor], None] = lambda messages: None
-) -> Tensor:
-    """One round of all agents from the gradients in `flow.s`; `see` gets each exchange's messages.
+def by_messages(mechanism: Mechanism, see: See | None = None) -> Gather:
+    """What each agent receives, message by message; `see` gets the messages of each exchange."""
 
-    Returns the new states, (runs, agents, d).
-    """
-    take_step(mechanism, flow)
-    return exchange(mechanism, flow, see)
-
-
-def exchange(
-    mechanism: Mechanism, flow: Flow, see: Callable[[Tensor], None] = lambda messages: None
-) -> Tensor:
-    """The exchanges of a round from the steps in `flow.s` on."""
-    for inner in range(mechanism.exchanges):
-        flow.at = Clock(flow.at.round, inner)
-        if inner:
-            flow.s = flow.s.new_zeros(flow.s.shape)
+    def gather(flow: Flow) -> Tensor:
         make_messages(mechanism, flow)
-        see(flow.v)
-        settle(mechanism, flow, receive(flow.v, flow.routes, flow.routes.agents))
+        if see:
+            see(flow.v)
+        return receive(flow.v, flow.routes, flow.routes.agents)
+
+    return gather
+
+
+def exchange(mechanism: Mechanism, flow: Flow, gather: Gather) -> Tensor:
+    """The exchanges of a round, from the steps in `flow.s` to the new states, which it returns.
+
+    gather: computes the sum of the messages that each agent receives, (runs, agents, d).
+    """
+    for inner in range(mechanism.exchanges):
+        if inner:
+            flow.at, flow.s = Clock(flow.at.round, inner), torch.zeros_like(flow.s)
+        settle(mechanism, flow, gather(flow))
     return flow.x

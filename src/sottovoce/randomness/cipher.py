@@ -85,7 +85,13 @@ class CipherStreams(Streams):
         return f"CipherStreams(runs={len(self.runs)}, agents={len(self.agents)})"
 
     def part(self, runs: slice, agents: slice) -> "CipherStreams":
-        part = CipherStreams(self.runs[runs], self.agents[agents])
+        return self._sharing(self.runs[runs], self.agents[agents])
+
+    def renumbered(self, agents: Sequence[int]) -> "CipherStreams":
+        return self._sharing(self.runs, agents)
+
+    def _sharing(self, runs: range, agents: Sequence[int]) -> "CipherStreams":
+        part = CipherStreams(runs, agents)
         part._master, part._ciphers, part._desk = self._master, self._ciphers, self._desk
         part._ahead = None
         return part

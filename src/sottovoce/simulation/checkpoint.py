@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sottovoce.errors import ResultError
 from sottovoce.graphs import Graph
-from sottovoce.mechanisms import Algorithm
+from sottovoce.mechanisms import Mechanism
 from sottovoce.problems.base import Problem
 from sottovoce.stepsizes import Stepsize
 from sottovoce.storage.files import write_json
@@ -22,7 +22,7 @@ SECONDS_BETWEEN_CHECKPOINTS = 60.0
 
 def describe(
     problem: Problem,
-    algorithm: Algorithm,
+    algorithm: Mechanism,
     graph: Graph,
     stepsize: Stepsize,
     steps: int,
@@ -33,7 +33,7 @@ def describe(
     """What a simulation computes, as JSON: a result's facts."""
     return {
         "problem": problem.describe(),
-        "algorithm": algorithm.describe(),
+        "algorithm": algorithm.spec,
         "stepsize": stepsize.describe(),
         "graph": graph.describe(),
         "steps": steps,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sottovoce.errors import ResultError, SimulationError
 from sottovoce.graphs import Graph
-from sottovoce.mechanisms import Algorithm
+from sottovoce.mechanisms import Mechanism
 from sottovoce.problems.base import Problem
 from sottovoce.simulation.checkpoint import describe
 from sottovoce.simulation.options import Options
@@ -18,7 +18,7 @@ from sottovoce.storage.tensors import beside
 
 def simulate_in_pieces(
     problem: Problem,
-    algorithm: Algorithm,
+    algorithm: Mechanism,
     graph: Graph,
     *,
     piece: int,
