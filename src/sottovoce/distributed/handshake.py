@@ -14,13 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sottovoce import __version__
 from sottovoce.distributed.frames import FORMAT
 from sottovoce.errors import DistributedError, PeerLost
 from sottovoce.graphs import Graph
 from sottovoce.mechanisms import Mechanism
 from sottovoce.stepsizes import Stepsize
-from sottovoce.storage.identity import digest
+from sottovoce.storage.identity import digest, package_version
 
 _FACT_BYTES = 4096
 _COUNTS = 16
@@ -36,7 +35,7 @@ def shared_facts(
 ) -> dict[str, Any]:
     """What must agree among all agents, by the name under which a mismatch is reported."""
     return {
-        "version": __version__,
+        "version": package_version(),
         "message format": FORMAT,
         "number of agents": graph.agents,
         "graph": f"{graph.name} with W {graph_digest(graph)}",

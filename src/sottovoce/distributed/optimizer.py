@@ -138,6 +138,7 @@ class DecentralizedSGD(torch.optim.Optimizer):
                 "end this process and resume from the checkpoints"
             )
         round = self.round + 1
+        before = self.state_vector.clone() if self.algorithm.exchanges > 1 else None
         # First of all, so that neighbours who are ahead need not wait for this agent's buffers.
         self._exchange.open(self._number(Clock(round)))
         gradients = self._gradients(round)
@@ -145,6 +146,8 @@ class DecentralizedSGD(torch.optim.Optimizer):
             self._do_round(round, gradients)
         except BaseException as error:
             self._failure = type(error).__name__
+            if before is not None:
+                self.state_vector.copy_(before)
             raise
         self.round = round
         return loss

@@ -67,8 +67,8 @@ class AgentStreams(Streams):
     def renumbered(self, agents: Sequence[int]) -> Streams:
         if not self._seeded:
             raise DistributedError(
-                "this algorithm draws numbers that both ends of an edge hold, and these agents share "
-                "no secrets; it runs in the simulator, or with insecure_seed"
+                "this algorithm draws numbers that both ends of an edge hold, and these agents "
+                "share no secrets; it runs in the simulator, or with insecure_seed"
             )
         return self._cipher.renumbered(agents)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from sottovoce.errors import ResultError, SimulationError
 from sottovoce.graphs import Graph
 from sottovoce.mechanisms import Mechanism, mechanism_from
-from sottovoce.stepsizes import Stepsize
+from sottovoce.stepsizes import Stepsize, parse_stepsize
 from sottovoce.storage.tensors import load_pair, save_pair
 
 
@@ -77,9 +77,16 @@ class Setting:
         return cls(
             Graph(facts["graph"], mixing, facts["weights"]),
             algorithm or mechanism_from(facts["algorithm"]),
-            stepsize or Stepsize.from_spec(facts["stepsize"]),
+            _stepsize_from(facts["stepsize"], stepsize),
             facts.get("private_start", 0.0),
         )
+
+
+def _stepsize_from(saved: dict[str, Any] | str, given: Stepsize | None) -> Stepsize:
+    """The saved stepsize, which version 0.1 wrote as text, or the one given in its place."""
+    if isinstance(saved, str):
+        return given or parse_stepsize(saved)
+    return Stepsize.from_spec(saved, given)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,8 +104,8 @@ class Transcript:
 
     setting: what is public. messages: (rounds, runs, links, d), link l carrying what `sender[l]`
     sent to `receiver[l]`; an agent's message to itself never leaves it and is not here. With
-    several exchanges a round the links stand there once for each. truth: for scoring alone. start: the
-    public point at or around which the agents of each run started, (runs, d), if there is one.
+    several exchanges a round the links stand there once for each. truth: for scoring alone. start:
+    the public point at or around which the agents of each run started, (runs, d), if there is one.
     """
 
     setting: Setting
