@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -54,6 +55,14 @@ class Routes:
     def to(self, device: torch.device | str) -> Routes:
         """Copy the routes to `device`."""
         return replace(self, **{name: getattr(self, name).to(device) for name in _BY_ROUTE})
+
+    def of(self, senders: Sequence[int]) -> Routes:
+        """The routes of chosen senders, which are numbered from 0 in their order."""
+        local = torch.full((self.agents,), -1, dtype=torch.long)
+        local[list(senders)] = torch.arange(len(senders))
+        kept = (local[self.sender] >= 0).nonzero().flatten()
+        part = {name: getattr(self, name)[kept] for name in _BY_ROUTE}
+        return replace(self, agents=len(senders), **part | {"sender": local[part["sender"]]})
 
     def part(self, senders: slice) -> Routes:
         """The routes of some senders, which are numbered from 0."""

@@ -39,6 +39,15 @@ def in_blocks(mechanism: Mechanism, graph: Graph) -> bool:
     return not flow.memory and Scope.EDGE not in flow.asked
 
 
+def public_split(mechanism: Mechanism, graph: Graph) -> bool:
+    """Whether the coefficients b_ij ask for no private number."""
+    x, g = _inputs(graph)
+    streams = private_streams(_SHAPE[0], graph.agents, insecure_seed=0)
+    flow = Flow(x, g, graph.routes(), streams, Stepsize(), Clock(1))
+    mechanism.split(flow)
+    return not flow.asked
+
+
 def _faults(mechanism: Mechanism, graph: Graph) -> Iterator[str]:
     for part in mechanism.parts:
         alone = replace(mechanism, parts=_shortest(part))

@@ -130,7 +130,8 @@ def _made(text: str, whole: str) -> Mechanism | Part:
     maker = ALGORITHMS.get(name) or PARTS.get(name)
     if maker is None:
         return _refuse(whole)
-    return _called(maker, options, whole)
+    found: Mechanism | Part = _called(maker, options, whole)
+    return found
 
 
 def _refuse(text: str) -> Mechanism:

@@ -90,13 +90,15 @@ class ZeroSumNoise(Part):
 
     λ̄_j σ n_ij with n_ij = z_ij - mean_{l in N_j} z_lj and z standard normal (RSS-LB of Gade and
     Vaidya 2018). `noise` is σ, one number or one for each agent: it has the unit of a gradient, and
-    the public mean stepsize λ̄ scales it, so that it shrinks with the steps.
+    the public mean stepsize λ̄ scales it, so that it shrinks with the steps. Two such parts in one
+    chain draw apart where their purposes differ.
     """
 
     place: ClassVar[Place] = "shares"
     linear: ClassVar[bool] = True
     by_coordinate: ClassVar[bool] = True
     noise: float | tuple[float, ...] = 0.1
+    purpose: str = "zero-sum noise"
 
     def __post_init__(self) -> None:
         for noise in self.noise if isinstance(self.noise, tuple) else (self.noise,):
@@ -109,7 +111,7 @@ class ZeroSumNoise(Part):
         if isinstance(self.noise, tuple):
             each = [self.noise[agent] for agent in flow.streams.agents]
             sizes = flow.s.new_tensor(each).unsqueeze(-1)
-        noise = flow.normal(Scope.LINK, "zero-sum noise")
+        noise = flow.normal(Scope.LINK, self.purpose)
         noise.sub_(flow.by_route(flow.mean_over_routes(noise)))
         flow.shares.add_(noise.mul_(flow.by_route(flow.mean_stepsize.mul_(sizes))))
 
