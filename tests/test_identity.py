@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from sottovoce.graphs import complete, from_matrix, ring
 from sottovoce.problems import Estimation
 from sottovoce.storage.identity import code_of, digest, fingerprint, identity
 
@@ -240,3 +241,13 @@ def test_circles_end() -> None:
 
 def test_a_partial_is_not_its_function() -> None:
     assert code_of(functools.partial(made(PLAIN), 1)) != code_of(made(PLAIN))
+
+
+def test_graphs_are_told_apart_by_their_weights() -> None:
+    graphs = [ring(5), ring(6), complete(5), ring(5, "lazy-metropolis")]
+    assert len({digest(graph.spec) for graph in graphs}) == len(graphs)
+    assert ring(5).spec == ring(5).spec
+    shifted = ring(5).mixing.toarray()
+    shifted[[0, 1, 0, 1], [1, 0, 0, 1]] += torch.tensor([-0.1, -0.1, 0.1, 0.1]).double().numpy()
+    named = [from_matrix(matrix).spec for matrix in (ring(5).mixing.toarray(), shifted)]
+    assert named[0]["mixing"] != named[1]["mixing"]
