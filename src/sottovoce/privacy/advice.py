@@ -77,8 +77,8 @@ def recommend(algorithm: Mechanism | str, graph: Graph | str) -> list[str]:
         "gradients. Images of one sample stayed hidden on the small CNN where that is "
         f"{HIDING_NOISE:g} times the gradient's own root mean square or more. An observer who "
         "knows how large gradients are, and smooths over rounds, is left with less; one who sees "
-        f"the same data used K times sees a {'K-th' if here.averages_out else 'root-K-th'} of the noise; "
-        "labels of single samples are the last to be hidden.",
+        f"the same data used K times sees a {'K-th' if here.averages_out else 'root-K-th'} of the "
+        "noise; labels of single samples are the last to be hidden.",
     ]
     if not here.averages_out:
         return [*said, *_recommendation(graph)]

@@ -297,5 +297,5 @@ def _range(matrix: Array) -> Array:
     """An orthonormal basis of the columns' span."""
     # The triangular factor of the transpose has the same left vectors, and few columns.
     triangle: Array = np.asarray(np.linalg.qr(matrix.T, mode="r"))
-    left, values, _ = np.linalg.svd(triangle.T)
+    left, values, _ = np.linalg.svd(triangle.T, full_matrices=False)
     return left[:, values > _RANK * values.max(initial=0.0)]

@@ -1,6 +1,5 @@
 """All agents and all runs of an algorithm in one tensor (runs, agents, d) on one machine."""
 
-import json
 import math
 from collections.abc import Collection
 from dataclasses import replace
@@ -17,7 +16,13 @@ from sottovoce.mechanisms.flow import Clock, Flow
 from sottovoce.mechanisms.reference import by_messages, exchange, take_step
 from sottovoce.problems.base import Problem
 from sottovoce.randomness import private_streams, require_jitter
-from sottovoce.simulation.checkpoint import Checkpoint, describe, runs_at_once
+from sottovoce.simulation.checkpoint import (
+    Checkpoint,
+    Saved,
+    describe,
+    runs_at_once,
+    simulation_spec,
+)
 from sottovoce.simulation.options import Options
 from sottovoce.simulation.recorder import Recorder
 from sottovoce.simulation.result import Result, join
@@ -25,6 +30,7 @@ from sottovoce.simulation.rounds import Kernel, backend
 from sottovoce.simulation.transcript import Recording, Setting
 from sottovoce.stepsizes import Stepsize, as_stepsize
 from sottovoce.storage.progress import progress_bar
+from sottovoce.storage.store import Store
 
 _ROUNDS_BETWEEN_CHECKS = 32
 
@@ -47,7 +53,7 @@ def simulate(
     stepsize: the algorithm's own default unless given. options: what to measure, record and keep.
     """
     options = options or Options()
-    private_start, record, checkpoint = options.private_start, options.record, options.checkpoint
+    private_start, record = options.private_start, options.record
     mechanism, graph = as_mechanism(algorithm), as_graph(graph)
     stepsize = mechanism.default_stepsize if stepsize is None else as_stepsize(stepsize)
     runs = range(runs) if isinstance(runs, int) else runs
@@ -60,26 +66,38 @@ def simulate(
             f"the problem has {problem.agents} agents, but {graph.name} has {graph.agents}"
         )
     check(mechanism, graph)
-    rounds = _measured_rounds(steps, options.measure)
+    rounds = measured_rounds(steps, options.measure)
     if record and (max(record.rounds) > steps or not set(record.runs) <= set(runs)):
         raise SimulationError(
             f"cannot record round {max(record.rounds)} of run {max(record.runs)}: "
             f"there are {steps} rounds and runs {runs.start} to {runs.stop - 1}"
         )
     facts = describe(problem, mechanism, graph, stepsize, steps, runs, private_start, insecure_seed)
-    identity = json.dumps([facts, rounds, repr(stepsize.deviation)], sort_keys=True)
-    at_once = runs_at_once(problem, checkpoint) or len(runs)
+    store = Store.of(options.checkpoint)
+    spec: dict[str, Any] = {}
+    if store.folder is not None:  # Fingerprints of data take time.
+        spec = simulation_spec(
+            problem,
+            mechanism,
+            graph,
+            stepsize=stepsize,
+            steps=steps,
+            rounds=rounds,
+            options=options,
+            insecure_seed=insecure_seed,
+        )
+    at_once = runs_at_once(problem, store, spec, runs)
     parts = []
-    with progress_bar(
-        f"{mechanism} on {graph.name}", steps * len(runs), options.progress, "rounds"
-    ) as advance:
+    title = f"{mechanism} on {graph.name}"
+    bar = progress_bar(title, steps * len(runs), options.progress, "rounds")
+    with store.lock(), bar as advance:
         for first in range(0, len(runs), at_once):
             chunk = runs[first : first + at_once]
             simulation = _Simulation(
                 problem, mechanism, graph, stepsize, chunk, private_start, insecure_seed
             )
-            store = Checkpoint(checkpoint, chunk, identity) if checkpoint else None
-            part = simulation.run(rounds, steps, record, options.exact, store, advance, facts)
+            saved = Checkpoint(store, spec, chunk, problem.device) if store.folder else None
+            part = simulation.run(rounds, steps, record, options.exact, saved, advance, facts)
             final = part.final if options.keep_final else part.final[..., :0]
             parts.append(replace(part, final=final.cpu()))
     return join(parts)
@@ -126,6 +144,7 @@ class _Simulation:
         if store and (saved := store.load()):
             self.done, measured = saved.round, saved.measured
             self.flow.x.copy_(saved.state)
+            self.flow.memory |= saved.memory
             advance(self.done * len(self.runs))
         recorder = Recorder(self.flow.routes, record, self.runs) if record else None
         if recorder and self.done:
@@ -142,10 +161,10 @@ class _Simulation:
                     measured[round] = self.problem.measure(self.flow.x)
                 advance(len(self.runs))
                 if store:
-                    store.maybe_save(round, self.flow.x, measured, final=round == steps)
+                    store.maybe_save(self._saved(measured), final=round == steps)
         except KeyboardInterrupt:
             if store:
-                store.save(self.done, self.flow.x, measured)
+                store.save(self._saved(measured))
             raise
         metrics = {
             name: torch.stack([measured[round][name] for round in rounds]).cpu()
@@ -156,6 +175,9 @@ class _Simulation:
             setting = Setting(self.graph, self.mechanism, self.flow.stepsize, self.private_start)
             transcript = recorder.transcript(setting, self.common_start)
         return Result(rounds, metrics, self.flow.x, facts, transcript)
+
+    def _saved(self, measured: dict[int, dict[str, Tensor]]) -> Saved:
+        return Saved(self.done, self.flow.x, measured, self.flow.memory)
 
     def _advance(self, round: int, exact: bool, recorder: Recorder | None) -> None:
         flow, flow.at = self.flow, Clock(round)
@@ -197,7 +219,7 @@ class _Simulation:
         )
 
 
-def _measured_rounds(steps: int, measure: Collection[int] | None) -> list[int]:
+def measured_rounds(steps: int, measure: Collection[int] | None) -> list[int]:
     if measure is None:
         spread = np.geomspace(1, steps, 100).round().astype(int)
         return sorted({0, *spread.tolist()})

@@ -11,7 +11,7 @@ from sottovoce.graphs import Graph, ring
 from sottovoce.mechanisms import DSGD, PDSGD, Algorithm, NoisyDSGD
 from sottovoce.problems import ModuleProblem
 from sottovoce.simulation.options import Options
-from sottovoce.simulation.pieces import simulate_in_pieces
+from sottovoce.simulation.pieces import pieces_of, simulate_in_pieces
 from sottovoce.simulation.result import Result
 from sottovoce.simulation.runner import simulate
 from sottovoce.stepsizes import Deterministic, Experiment, Law
@@ -274,7 +274,11 @@ def _train(
             found[name] = simulate(problem, algorithm, graph, options=options, **arguments)
         else:
             found[name] = simulate_in_pieces(
-                problem, algorithm, graph, piece=piece, options=options, **arguments
+                problem,
+                algorithm,
+                graph,
+                options=options,
+                **arguments | {"runs": pieces_of(runs, piece)},
             )
     return found
 
