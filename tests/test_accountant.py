@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy.integrate import quad
 from scipy.stats import norm
+from sottovoce.privacy.linear_view import LinearView, seen_links, share_model
 
 from sottovoce.cli import app as cli_app
 from sottovoce.errors import AttackError, PrivacyError
@@ -17,7 +18,6 @@ from sottovoce.graphs import Graph, complete, erdos_renyi, grid, path, ring, sta
 from sottovoce.mechanisms import DSGD, PDSGD, Algorithm, NoisyDSGD, ZeroSumDSGD, receive
 from sottovoce.privacy.accountant import account, gaussian_delta, gaussian_epsilon
 from sottovoce.privacy.adversaries import Adversary, CuriousAgents, Eavesdropper, parse_adversary
-from sottovoce.privacy.linear_view import LinearView, seen_links, share_model
 from sottovoce.problems import Quadratic
 from sottovoce.randomness import private_streams
 from sottovoce.simulation.options import Options

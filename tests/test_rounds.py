@@ -4,7 +4,10 @@ import pytest
 import torch
 
 from sottovoce.graphs import Graph, complete, random_regular, ring
+from sottovoce.mechanisms import Clock, Flow
+from sottovoce.randomness import private_streams
 from sottovoce.simulation.rounds import DenseMixer, SparseMixer, mixer
+from sottovoce.stepsizes import Stepsize
 
 CPU = torch.device("cpu")
 
@@ -54,7 +57,10 @@ def test_update_is_w_state_minus_b_step(kind: type) -> None:
 
 def test_the_graph_decides_between_them() -> None:
     def kind(graph: Graph) -> type:
-        return type(mixer(graph, 1, torch.float64, CPU))
+        like = torch.zeros(1, graph.agents, 1, dtype=torch.float64)
+        streams = private_streams(1, graph.agents)
+        flow = Flow(like, like, graph.routes(), streams, Stepsize(), Clock(1))
+        return type(mixer(graph, flow))
 
     assert kind(ring(5)) is DenseMixer
     assert kind(ring(100)) is SparseMixer
