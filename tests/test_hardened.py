@@ -28,7 +28,7 @@ from sottovoce.graphs import Graph
 from sottovoce.mechanisms import DSGD, Clock, Flow, Mechanism
 from sottovoce.mechanisms.reference import by_messages, exchange
 from sottovoce.privacy.adversaries import CuriousAgents, Eavesdropper
-from sottovoce.privacy.advice import HIDING_NOISE, protection
+from sottovoce.privacy.advice import HIDING_NOISE, protection, recommend
 from sottovoce.privacy.attacks import (
     Averaging,
     Chain,

@@ -1,6 +1,6 @@
 """What the agents do in a round: parts, chains of them, and the reference that plays a chain."""
 
-from sottovoce.mechanisms.examination import check, in_blocks, public_split
+from sottovoce.mechanisms.examination import check, in_blocks, public_split, shares_edges
 from sottovoce.mechanisms.flow import Clock, Flow, Scope
 from sottovoce.mechanisms.mechanism import Mechanism
 from sottovoce.mechanisms.named import (
@@ -40,4 +40,5 @@ __all__ = [
     "mechanism_from",
     "parse_algorithm",
     "public_split",
+    "shares_edges",
 ]

@@ -25,9 +25,13 @@ _TOLERANCE = 1e-9
 
 def check(mechanism: Mechanism, graph: Graph) -> None:
     """Raise `AlgorithmError` unless every part keeps what it claims, with all faults at once."""
-    graph = graph if graph.agents <= _LARGEST else ring(8)
-    if faults := list(_faults(mechanism, graph)):
+    if faults := list(_faults(mechanism, _stand_in(graph))):
         raise AlgorithmError(f"{mechanism}: " + "; ".join(faults))
+
+
+def shares_edges(mechanism: Mechanism, graph: Graph) -> bool:
+    """Whether a part asks for numbers that both ends of an edge hold."""
+    return Scope.EDGE in _played(mechanism, _stand_in(graph))[0].asked
 
 
 def in_blocks(mechanism: Mechanism, graph: Graph) -> bool:
@@ -35,8 +39,12 @@ def in_blocks(mechanism: Mechanism, graph: Graph) -> bool:
 
     It may not where a part keeps something from round to round, or asks for an edge's numbers.
     """
-    flow = _played(mechanism, graph if graph.agents <= _LARGEST else ring(8))[0]
+    flow = _played(mechanism, _stand_in(graph))[0]
     return not flow.memory and Scope.EDGE not in flow.asked
+
+
+def _stand_in(graph: Graph) -> Graph:
+    return graph if graph.agents <= _LARGEST else ring(8)
 
 
 def public_split(mechanism: Mechanism, graph: Graph) -> bool:

@@ -295,15 +295,16 @@ def account(
             sized = _without_prior(sized_law.posterior(agent), settings.gradient * mean)
         largest = np.array([_largest_stepsize(stepsize, k, agent) for k in law.rounds])
         change, delta = settings.clip * largest, settings.delta
-        alone = law.group(agent) == [agent]
+        group = law.group(agent)
+        overheard = law.sees_all_of(group)
         agents.append(
             AgentAccount(
                 agent,
-                [other for other in law.group(agent) if other != agent],
-                alone,
+                [other for other in group if other != agent],
+                law.sees_all_of([agent]),
                 not set(graph.neighbours(agent)).intersection(targets),
                 [k for k, sd in zip(blind.rounds, blind.sd, strict=True) if sd == 0],
-                alone and public and not sighted.exact,
+                overheard and public and not sighted.exact,
                 _finite(blind.sd.min()),
                 _sum_sd(blind),
                 _protection(blind, mean, change, delta),

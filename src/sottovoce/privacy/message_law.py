@@ -4,7 +4,8 @@
 coordinate: all that they say about a step is its Gaussian posterior, and an observer who knows
 nothing else about gradients can do no better.
 
-Agents that are joined by links nobody sees form a group. Given the seen messages the groups are
+Agents that are joined by links nobody sees, or by numbers of an edge that both ends hold, form a
+group. Given the seen messages the groups are
 independent, so each is solved on its own; an agent all of whose links are seen is a group of one.
 """
 
@@ -16,13 +17,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy import sparse
 from torch import Tensor
 
 from sottovoce.errors import AttackError, PrivacyError
 from sottovoce.graphs import Graph
-from sottovoce.mechanisms import Mechanism
+from sottovoce.mechanisms import Mechanism, shares_edges
 from sottovoce.privacy.adversaries import Adversary, View
 from sottovoce.privacy.columns import Array
 from sottovoce.privacy.posterior import Flags, Group, Posterior, Prior, Start
@@ -85,6 +85,7 @@ class MessageLaw:
         self.setting, self.graph, self.rounds = setting, setting.graph, list(rounds)
         self.links, self.start, self.prior, self._own = list(links), start, prior, own
         self.stepsizes = mean_stepsizes(setting, rounds)
+        self._edges = shares_edges(setting.algorithm, setting.graph)
         for name, value, words in (
             ("start", start, ("known", "unknown")),
             ("prior", prior, ("unknown",)),
@@ -183,15 +184,36 @@ class MessageLaw:
         return self._group(agent).given_all_else(agent)
 
     def group(self, agent: int) -> list[int]:
-        """The agents joined to `agent` by unseen links, itself included."""
+        """The agents joined to `agent` by unseen links or shared numbers, itself included."""
         return self._group(agent).agents
+
+    def sees_all_of(self, agents: Sequence[int]) -> bool:
+        """Whether every message from and to these agents is seen."""
+        routes, seen = self.graph.routes(), set(self.links)
+        ends = zip(routes.receiver.tolist(), routes.sender.tolist(), strict=True)
+        return all((i, j) in seen for i, j in ends if i != j and ({i, j} & set(agents)))
 
     def _group(self, agent: int) -> Group:
         self.graph.neighbours(agent) if 0 <= agent < self.graph.agents else self._refuse(agent)
         if agent not in self._groups:
-            agents = _joined(self.graph, self.links, agent)
+            agents = self._joined(agent)
             self._groups |= dict.fromkeys(agents, Group(self, agents))
         return self._groups[agent]
+
+    def _joined(self, agent: int) -> list[int]:
+        """The agents joined to `agent` by unseen links or by edges' numbers, ascending."""
+        routes, seen = self.graph.routes(), set(self.links)
+        ends = zip(routes.receiver.tolist(), routes.sender.tolist(), strict=True)
+        hidden = np.array(
+            [
+                (i, j)
+                for i, j in ends
+                if (i, j) not in seen or (self._edges and not self.own & {i, j})
+            ]
+        ).T
+        joined = sparse.coo_array((np.ones(hidden.shape[1]), hidden), (self.graph.agents,) * 2)
+        _, label = sparse.csgraph.connected_components(joined, directed=False)
+        return [int(one) for one in np.flatnonzero(label == label[agent])]
 
     def _refuse(self, agent: int) -> None:
         raise PrivacyError(f"there is no agent {agent}; agents are 0 to {self.graph.agents - 1}")
@@ -200,17 +222,6 @@ class MessageLaw:
     def own(self) -> frozenset[int]:
         """The adversary's own agents."""
         return self._own
-
-
-def _joined(graph: Graph, links: Sequence[tuple[int, int]], agent: int) -> list[int]:
-    """The agents that links nobody sees join to `agent`, itself included, ascending."""
-    routes, seen = graph.routes(), set(links)
-    ends = zip(routes.receiver.tolist(), routes.sender.tolist(), strict=True)
-    unseen = np.array([pair for pair in ends if pair not in seen]).T
-    joined = sparse.coo_array((np.ones(unseen.shape[1]), unseen), (graph.agents,) * 2)
-    _, label = sparse.csgraph.connected_components(joined, directed=False)
-    found: NDArray[np.int64] = np.flatnonzero(label == label[agent])
-    return [int(one) for one in found]
 
 
 def seen_links(graph: Graph, adversary: Adversary) -> list[tuple[int, int]]:
