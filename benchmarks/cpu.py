@@ -309,7 +309,9 @@ def peer_command(python: str, environment: str | None) -> list[str] | str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", help=f"some of {','.join(PARTS)}; all, or none with --against")
+    parser.add_argument(
+        "--only", help=f"some of {','.join(PARTS)}; unless given all, or with --against none"
+    )
     parser.add_argument("--repetitions", type=int, default=9)
     parser.add_argument("--peer", action="store_true", help=f"compare with {PEER}, too")
     parser.add_argument("--peer-environment", help="a virtual environment that has it")
@@ -320,7 +322,8 @@ def main() -> None:
     parser.add_argument("--output", default="sottovoce-results/bench-cpu.json")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    chosen = options.only.split(",") if options.only else () if options.against else PARTS
+    alone = options.against and not options.peer
+    chosen = options.only.split(",") if options.only else () if alone else PARTS
     if unknown := set(chosen) - set(PARTS):
         parser.error(f"--only does not know {', '.join(unknown)}; accepted: {', '.join(PARTS)}")
     repetitions = options.repetitions
