@@ -14,6 +14,7 @@ import sottovoce
 from sottovoce import errors
 
 ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 HEAVY = {
     "altair",
     "cryptography",
@@ -40,8 +41,24 @@ def test_version_is_that_of_the_installed_package() -> None:
         installed = metadata.version("sottovoce")
     except metadata.PackageNotFoundError:
         pytest.skip("sottovoce runs from its sources and is not installed")
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert sottovoce.__version__ == installed == project["version"]
+    assert sottovoce.__version__ == installed == PROJECT["version"]
+
+
+def test_changelog_has_the_version() -> None:
+    assert f"\n## {PROJECT['version']} - " in (ROOT / "CHANGELOG.md").read_text("utf-8")
+
+
+def test_shipped_data_carry_their_licence() -> None:
+    assert PROJECT["license"] == "MIT AND CC-BY-SA-3.0"
+    texts = [(ROOT / name).read_text("utf-8") for name in PROJECT["license-files"]]
+    assert [text.partition("\n")[0] for text in texts] == [
+        "MIT License",
+        "Creative Commons Legal Code",
+    ]
+    assert "Attribution-ShareAlike 3.0 Unported" in texts[1]
+    folder = Path(sottovoce.__file__).parent / "problems" / "data" / "files"
+    assert (folder / "LICENSE").samefile(ROOT / PROJECT["license-files"][1])
+    assert "`LICENSE`" in (folder / "README.md").read_text("utf-8")
 
 
 def test_package_tells_type_checkers_that_it_is_typed() -> None:
