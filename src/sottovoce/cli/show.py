@@ -21,8 +21,7 @@ notes = Console(stderr=True, highlight=False)
 """Where everything goes that is not the answer itself; `--quiet` silences it."""
 
 answers = Console(highlight=False)
-_SHORT = 25
-_GAP = 2
+_GAP, _WRAPPED = 2, 16
 
 
 def print_json(content: Any) -> None:
@@ -50,30 +49,42 @@ def print_rows(
 ) -> None:
     """Rows on stdout, as one table whatever the width; lines below say what is not in it.
 
-    Where the words do not fit side by side, columns that say the same in all rows become one line.
-    Then columns are hidden: `optional` ones in their order, others from the right; the first and
-    the last column stay.
+    Where the wrapped columns do not fit, those that say the same in all rows become one line. Then
+    columns are hidden: `optional` ones in their order, others from the right; the first and the
+    last column stay.
     """
-    columns = [[str(cell) for cell in column] for column in zip(*rows, strict=True)]
-    columns = columns or [[] for _ in headings]
-    shown = list(range(len(headings)))
+    columns = [[str(cell) for cell in column] for column in zip(headings, *rows, strict=True)]
+    needs = [max(map(cell_len, column)) for column in columns]
+    widths = [_narrowest(column) for column in columns]
+    shown = list(range(len(columns)))
     inner = shown[-2:0:-1]
-    cells = [[head, *column] for head, column in zip(headings, columns, strict=True)]
-    words = [max(cell_len(word) for cell in c for word in cell.split() or [""]) for c in cells]
-    values = [{cell for cell in column if cell} for column in columns]
+    values = [sorted({cell for cell in column[1:] if cell}) for column in columns]
     same = [at for at in sorted(inner) if len(rows) > 1 and len(values[at]) == 1]
     spare = [at for head in optional for at in inner if headings[at] == head]
+    room = answers.width + _GAP - sum(width + _GAP for width in widths)
     removed = []
     for at in dict.fromkeys([*same, *spare, *inner]):
-        if sum(words[i] + _GAP for i in shown) - _GAP <= answers.width:
-            break
-        shown.remove(at)
-        removed.append(at)
+        if room < 0:
+            shown.remove(at)
+            removed.append(at)
+            room += widths[at] + _GAP
+    # What is left over goes to the columns in equal parts, first to those that need least.
+    for left, at in enumerate(sorted(shown, key=lambda at: needs[at] - widths[at])):
+        more = max(0, min(needs[at] - widths[at], room // (len(shown) - left)))
+        widths[at], room = widths[at] + more, room - more
+    drawn = RichTable(
+        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0)
+    )
+    for at in shown:
+        # A single word that is wider than all there is gets folded.
+        width = widths[at] if room >= 0 else None
+        drawn.add_column(escape(headings[at]), width=width, overflow="fold")
+    for row in rows:
+        drawn.add_row(*(escape(str(row[at])) for at in shown))
     answers.print(escape(title), style="bold")
-    answers.print(_drawn([headings[at] for at in shown], [columns[at] for at in shown]))
-    said = "; ".join(f"{headings[at]} {min(values[at])}" for at in removed if at in same)
-    if said:
-        answers.print(f"The same in all rows: {escape(said)}.")
+    answers.print(drawn)
+    if said := [f"{headings[at]} {values[at][0]}" for at in removed if at in same]:
+        answers.print(f"The same in all rows: {escape('; '.join(said))}.")
     if hidden := [headings[at] for at in sorted(removed) if at not in same]:
         count = f"{len(hidden)} column{'s are' if len(hidden) > 1 else ' is'} hidden"
         names = escape(", ".join(hidden))
@@ -81,19 +92,10 @@ def print_rows(
     answers.print()
 
 
-def _drawn(headings: Sequence[str], columns: Sequence[Sequence[str]]) -> RichTable:
-    drawn = RichTable(
-        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0)
-    )
-    pairs = list(zip(headings, columns, strict=True))
-    widths = [max(cell_len(cell) for cell in (heading, *column)) for heading, column in pairs]
-    # Short cells stay whole and long ones wrap, as long as there is room to wrap them in.
-    room = sum(min(width, _SHORT) + _GAP for width in widths) <= answers.width
-    for heading, width in zip(headings, widths, strict=True):
-        drawn.add_column(escape(heading), no_wrap=room and width <= _SHORT, overflow="fold")
-    for row in zip(*columns, strict=True):
-        drawn.add_row(*map(escape, row))
-    return drawn
+def _narrowest(column: Sequence[str]) -> int:
+    """The width below which a column is hard to read: its longest word, or 16 of a longer cell."""
+    words = [word for cell in column for word in cell.split()]
+    return max([0, *map(cell_len, words), *(min(cell_len(cell), _WRAPPED) for cell in column[1:])])
 
 
 def print_study(study: "Study", as_json: bool, written: Sequence[Path]) -> None:
