@@ -116,18 +116,6 @@ def test_table_counts_what_the_agents_hold() -> None:
     assert partition.table(torch.tensor([0, 0, 2, 1])) == [[2, 0, 1], [0, 1, 0]]
 
 
-def test_describe_shows_every_agent_aligned() -> None:
-    partition = Partition([torch.tensor([0, 1, 2]), torch.tensor([3])], "by hand")
-    first, *lines = partition.describe(torch.tensor([0, 0, 2, 1])).splitlines()
-    assert first.startswith("by hand")
-    assert [line.split() for line in lines] == [
-        ["agent", "samples", "0", "1", "2"],
-        ["0", "3", "2", "0", "1"],
-        ["1", "1", "0", "1", "0"],
-    ]
-    assert len({len(line) for line in lines}) == 1
-
-
 @pytest.mark.parametrize(
     ("rule", "agents", "message"),
     [

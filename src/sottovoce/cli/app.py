@@ -119,22 +119,19 @@ def main() -> None:
     Exit code: 0 when all is well, 1 when a check failed, 2 on bad usage, 130 when interrupted.
     """
     _use_idle_cores()
-    fault = "interrupted"
+    code = 2
     try:
         app(prog_name="sottovoce")
+        return
     except SottovoceError as error:
         fault = f"{type(error).__name__}: {error}"
-    except OSError as error:
-        fault = f"cannot read or write: {error}"
-    except MemoryError as error:
-        fault = f"there is not enough memory: {error}"
-    except KeyboardInterrupt:
-        pass
-    except SystemExit as stopped:
-        # Typer turns an interruption within a command into this exit code and says nothing.
-        if stopped.code != 130:
+    except (OSError, MemoryError) as error:
+        kind = "cannot read or write" if isinstance(error, OSError) else "not enough memory"
+        fault = f"{kind}: {error}"
+    except (KeyboardInterrupt, SystemExit) as stopped:
+        # Typer turns an interruption within a command into the exit code 130 and says nothing.
+        if getattr(stopped, "code", 130) != 130:
             raise
-    else:
-        return
+        fault, code = "interrupted", 130
     typer.echo(fault, err=True)
-    sys.exit(130 if fault == "interrupted" else 2)
+    sys.exit(code)

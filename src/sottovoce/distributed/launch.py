@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -63,20 +63,6 @@ class Training:
         return graph.agents
 
 
-class _Relay(threading.Thread):
-    """Copies lines to stderr while they come, until it is told to be silent."""
-
-    def __init__(self, lines: Iterable[str]) -> None:
-        super().__init__(daemon=True)
-        self.lines, self.silent = lines, False
-        self.start()
-
-    def run(self) -> None:
-        for line in self.lines:
-            if not self.silent:
-                sys.stderr.write(line)
-
-
 def train(
     training: Training,
     *,
@@ -97,16 +83,26 @@ def train(
     threads = str(max(1, torch.get_num_threads() // number))
     reports: dict[tuple[int, int], dict[str, Any]] = {}
     # In a group of its own, torchrun does not see the terminal's Ctrl-C: it is stopped here.
+    environment, pipe = os.environ | {"OMP_NUM_THREADS": threads}, subprocess.PIPE
     with subprocess.Popen(
         command,
-        env=os.environ | {"OMP_NUM_THREADS": threads},
+        env=environment,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stdout=pipe,
+        stderr=pipe,
         text=True,
         process_group=0,
     ) as process:
-        relay = _Relay(process.stderr or ())
+        stopped = threading.Event()
+
+        def relay() -> None:
+            for line in process.stderr or ():
+                # What torchrun and the agents say about being stopped helps nobody.
+                if not stopped.is_set():
+                    sys.stderr.write(line)
+
+        copying = threading.Thread(target=relay, daemon=True)
+        copying.start()
         try:
             for line in process.stdout or ():
                 if not line.startswith(REPORT):
@@ -116,13 +112,11 @@ def train(
                 reports[report["epoch"], report["agent"]] = report
                 heard(report)
             code = process.wait()
-        except BaseException:
-            # What torchrun and the agents say about being stopped is of no use to anybody.
-            relay.silent = True
-            raise
         finally:
-            process.terminate()
-            relay.join()
+            if process.poll() is None:
+                stopped.set()
+                process.terminate()
+            copying.join()
     if code:
         raise DistributedError(
             f"the training ended with exit code {code}; the agents' own messages are above"

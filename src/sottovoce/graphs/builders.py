@@ -208,35 +208,36 @@ def parse_graph(text: str | None, weights: str = "metropolis", seed: int = 0) ->
         if os.path.isfile(text):
             return from_edge_list(text, weights)
         raise GraphError(f"no graph or edge list is called {text!r}; accepted: {_accepted()}")
-    form, kinds = _FORMS[head]
+    form, kinds, build = _FORMS[head]
     sizes = ":".join(given).split("x") if head in ("grid", "torus") else given
     try:
         values = [kind(size) for kind, size in zip(kinds, sizes, strict=True)]
     except ValueError:
         raise GraphError(f"{text!r} does not read as {form}; accepted: {_accepted()}") from None
-    if head == "random-regular":
-        return random_regular(values[1], values[0], seed, weights)
-    if head == "erdos-renyi":
-        return erdos_renyi(values[0], values[1], seed, weights)
-    return _PLAIN[head](*values, weights=weights)
+    drawn = {"seed": seed} if head in ("random-regular", "erdos-renyi") else {}
+    return build(*values, weights=weights, **drawn)
 
 
-_FORMS: dict[str, tuple[str, tuple[type, ...]]] = {
-    "ring": ("ring:5", (int,)),
-    "path": ("path:4", (int,)),
-    "star": ("star:6", (int,)),
-    "complete": ("complete:5", (int,)),
-    "grid": ("grid:3x4", (int, int)),
-    "torus": ("torus:3x4", (int, int)),
-    "hypercube": ("hypercube:3", (int,)),
-    "exponential": ("exponential:8", (int,)),
-    "random-regular": ("random-regular:20:4 (agents:degree)", (int, int)),
-    "erdos-renyi": ("erdos-renyi:20:0.3 (agents:probability)", (int, float)),
+_FORMS: dict[str, tuple[str, tuple[type, ...], Callable[..., Graph]]] = {
+    "ring": ("ring:5", (int,), ring),
+    "path": ("path:4", (int,), path),
+    "star": ("star:6", (int,), star),
+    "complete": ("complete:5", (int,), complete),
+    "grid": ("grid:3x4", (int, int), grid),
+    "torus": ("torus:3x4", (int, int), torus),
+    "hypercube": ("hypercube:3", (int,), hypercube),
+    "exponential": ("exponential:8", (int,), exponential),
+    "random-regular": (
+        "random-regular:20:4 (agents:degree)",
+        (int, int),
+        lambda agents, degree, **how: random_regular(degree, agents, **how),
+    ),
+    "erdos-renyi": ("erdos-renyi:20:0.3 (agents:probability)", (int, float), erdos_renyi),
 }
-_PLAIN: dict[str, Callable[..., Graph]] = {
-    builder.__name__: builder
-    for builder in (ring, path, star, complete, grid, torus, hypercube, exponential)
-}
+
+
+def _accepted() -> str:
+    return ", ".join(form for form, *_ in _FORMS.values()) + ", or the path of an edge list"
 
 
 def _from_file(file: str, allowed: Graph | None) -> Graph:
@@ -256,10 +257,6 @@ def _from_file(file: str, allowed: Graph | None) -> Graph:
     if fault:
         raise GraphError(fault, [fault])
     return built
-
-
-def _accepted() -> str:
-    return ", ".join(form for form, _ in _FORMS.values()) + ", or the path of an edge list"
 
 
 def _whole(what: str, value: int, least: int = 1) -> int:

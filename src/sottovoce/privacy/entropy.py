@@ -22,7 +22,7 @@ from itertools import pairwise
 from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy.integrate import quad
 from scipy.spatial import cKDTree
 from scipy.special import digamma, entr, exp1
@@ -72,9 +72,15 @@ class GradientPrior(ABC):
     unit_entropy: ClassVar[float]
     unit_mean_log_abs: ClassVar[float]
 
+    def __post_init__(self) -> None:
+        ((name, value),) = vars(self).items()
+        _positive(name, value)
+
     @property
-    @abstractmethod
-    def spread(self) -> float: ...
+    def spread(self) -> float:
+        """The one parameter of the law."""
+        (value,) = vars(self).values()
+        return float(value)
 
     @abstractmethod
     def sample(self, n: int, rng: np.random.Generator) -> Array:
@@ -92,24 +98,6 @@ class GradientPrior(ABC):
         """Return h(g) in nats."""
         return self.unit_entropy + math.log(self.spread)
 
-    def mean_log_abs(self) -> float:
-        """Return E ln|g|."""
-        return self.unit_mean_log_abs + math.log(self.spread)
-
-    def product_density(self, x: ArrayLike, low: float, high: float) -> Array:
-        """Return the density of u g at x, u uniform on [low, high] and independent of g.
-
-        x: any shape; so is the result. It is infinite at x = 0 when low = 0.
-        """
-        gap = _gap(low, high)
-        if gap == 0:
-            raise PrivacyError(f"the interval [{low}, {high}] has no width; low must be below high")
-        unit = self.spread * high
-        y = np.abs(np.asarray(x, dtype=np.float64)) / unit
-        # The density has a finite limit at 0 when low > 0, but both tails diverge there.
-        density = self._product(np.maximum(y, 1e-150), gap) / (2 * unit)
-        return np.where(y == 0, np.inf, density) if gap >= 1 else density
-
 
 @dataclass(frozen=True)
 class UniformPrior(GradientPrior):
@@ -119,13 +107,6 @@ class UniformPrior(GradientPrior):
     name: ClassVar[str] = "uniform"
     unit_entropy: ClassVar[float] = math.log(2)
     unit_mean_log_abs: ClassVar[float] = -1.0
-
-    def __post_init__(self) -> None:
-        _positive("kappa", self.kappa)
-
-    @property
-    def spread(self) -> float:
-        return self.kappa
 
     def sample(self, n: int, rng: np.random.Generator) -> Array:
         return self.kappa * rng.uniform(-1.0, 1.0, n)
@@ -175,13 +156,6 @@ class GaussianPrior(_SmoothPrior):
     unit_entropy: ClassVar[float] = 0.5 * math.log(2 * math.pi * math.e)
     unit_mean_log_abs: ClassVar[float] = -(np.euler_gamma + math.log(2)) / 2
 
-    def __post_init__(self) -> None:
-        _positive("sigma", self.sigma)
-
-    @property
-    def spread(self) -> float:
-        return self.sigma
-
     def sample(self, n: int, rng: np.random.Generator) -> Array:
         return self.sigma * rng.standard_normal(n)
 
@@ -203,13 +177,6 @@ class LaplacePrior(_SmoothPrior):
     unit_entropy: ClassVar[float] = 1 + math.log(2)
     unit_mean_log_abs: ClassVar[float] = -np.euler_gamma
 
-    def __post_init__(self) -> None:
-        _positive("scale", self.scale)
-
-    @property
-    def spread(self) -> float:
-        return self.scale
-
     def sample(self, n: int, rng: np.random.Generator) -> Array:
         return self.scale * rng.laplace(0.0, 1.0, n)
 
@@ -219,16 +186,6 @@ class LaplacePrior(_SmoothPrior):
     def _tail(self, y: Array) -> Array:
         tail: Array = exp1(y)
         return tail
-
-
-def _gap(low: float, high: float) -> float:
-    """(high - low) / high: the relative width, all that the bound sees of a law."""
-    if not (math.isfinite(high) and 0 <= low <= high and high > 0):
-        raise PrivacyError(
-            f"a stepsize law gave the interval [{low}, {high}]; "
-            "accepted are finite 0 <= low <= high with high > 0"
-        )
-    return (high - low) / high
 
 
 def _whole(name: str, value: int, least: int) -> int:
@@ -242,13 +199,19 @@ def _whole(name: str, value: int, least: int) -> int:
 
 
 def _round_gap(law: StepsizeLaw, k: int) -> float:
-    low, high = law.interval(_whole("round k", k, 1))
+    """(high - low) / high: the relative width, all that the bound sees of a law."""
+    low, high = map(float, law.interval(_whole("round k", k, 1)))
+    if not (math.isfinite(high) and 0 <= low <= high and high > 0):
+        raise PrivacyError(
+            f"a stepsize law gave the interval [{low}, {high}]; "
+            "accepted are finite 0 <= low <= high with high > 0"
+        )
     if low > 0 and k > _LAST_ROUND:
         raise PrivacyError(
             f"round k is {k}; accepted for this law: 1 to {_LAST_ROUND:,}, because its interval "
             "is too thin for double precision beyond"
         )
-    return _gap(float(low), float(high))
+    return (high - low) / high
 
 
 def _product_entropy(prior: GradientPrior, gap: float) -> float:

@@ -32,20 +32,6 @@ class Partition:
         classes = int(labels.max()) + 1
         return [torch.bincount(labels[own], minlength=classes).tolist() for own in self.indices]
 
-    def describe(self, labels: Tensor) -> str:
-        """Show as a text table what every agent holds."""
-        table = self.table(labels)
-        header = ["agent", "samples", *(str(label) for label in range(len(table[0])))]
-        rows = [[str(agent), str(sum(row)), *map(str, row)] for agent, row in enumerate(table)]
-        widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-        lines = [
-            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-            for row in (header, *rows)
-        ]
-        return "\n".join(
-            [f"{self.rule}; columns after the second count the samples per label", *lines]
-        )
-
 
 Rule = Callable[[Tensor, int, int], Partition]
 
