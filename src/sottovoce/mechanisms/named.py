@@ -76,10 +76,13 @@ PARTS: dict[str, Callable[..., Part]] = {
 }
 
 
+_FILE = ".py:"
+
+
 def parse_algorithm(text: str) -> Mechanism:
     """Read a chain: `pdsgd:coordinate`, `gradient-noise:0.1+pdsgd`, `my_rule.py:drowned:0.2`."""
-    if ".py:" in text:
-        file, _, rest = text.partition(".py:")
+    if _FILE in text:
+        file, _, rest = text.partition(_FILE)
         name, *options = rest.split(":")
         return replace(_from_file(Path(f"{file}.py"), name, options, text), name=text)
     made = [_made(one, text) for one in text.split("+")]
@@ -111,6 +114,11 @@ def mechanism_from(spec: dict[str, Any] | str) -> Mechanism:
     if isinstance(spec, str):
         return parse_algorithm(spec)
     name = spec["mechanism"]
+    if _FILE in name:
+        raise AlgorithmError(
+            f"{name!r} would run a file because a saved one names it; load it yourself, with "
+            f"parse_algorithm({name!r}), and give the object"
+        )
     try:
         found = parse_algorithm(name)
     except AlgorithmError as error:

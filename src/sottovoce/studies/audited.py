@@ -142,6 +142,7 @@ def audit_study(audit: Audit, command: str) -> Study:
                 "recovered",
             ),
             [*map(_cells, ran), *_blind(audit)],
+            optional=("stepsize", "SSIM", "PSNR", "relative error", "round", "labels"),
         )
     ]
     if refused:
