@@ -84,7 +84,7 @@ def states(
         "states",
         "How well observers know an agent's state",
         STATES_CLAIM,
-        False,
+        "refuted",
         findings,
         {"rounds": list(rounds), "errors": errors, "labels": _LABELS, "scale": scale},
         f"sottovoce reproduce states --graph {graph.name} --scale {scale:g}",

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,7 +24,8 @@ from sottovoce.privacy.readers.matching import Inputs, jumps
 from sottovoce.problems import ModuleProblem
 from sottovoce.problems.data import models, partitions, sets
 from sottovoce.stepsizes import Experiment, Law, Power, Stepsize, Uniform
-from sottovoce.studies.study import Study, Table
+from sottovoce.storage.execution import Execution
+from sottovoce.studies.study import Study, Table, Verdict
 
 LEAKAGE_CLAIM = (
     "The attacker recovers the training image under conventional decentralized SGD; under the "
@@ -188,7 +190,7 @@ def leakage(
     pictures |= {name: _pictures(shown) for name, shown in zip(names, images, strict=True)}
     pictures["blind guess"] = _pictures(mean_image.expand_as(truth))
     errors = {name: row.median_error for name, row in zip(names, rows, strict=True)}
-    findings, agrees = _findings(errors, rows, names, found[0].blind[round], round)
+    findings, verdict = _findings(errors, rows, names, found[0].blind[round], round)
     options = (
         f"--model {model} --round {round} --targets {targets} --iterations {iterations} "
         f"--warmup {warmup}"
@@ -197,7 +199,7 @@ def leakage(
         "leakage",
         f"What an eavesdropper recovers: {model} CNN, one image a batch, {graph.name}",
         LEAKAGE_CLAIM,
-        agrees,
+        verdict,
         findings,
         {
             "model": model,
@@ -245,7 +247,7 @@ def row_line(row: Row) -> str:
 
 def _findings(
     errors: dict[str, float | None], rows: list[Row], names: list[str], blind: float, round: int
-) -> tuple[list[str], bool | None]:
+) -> tuple[list[str], Verdict]:
     """What the attacks that were run show; an attack that was not run is not spoken of."""
     findings = []
     on_dsgd, on_pdsgd = (
@@ -288,7 +290,7 @@ def _findings(
             f"{chain.state_error or 0:.1e}."
         )
     # The claim is about every observer; one that succeeds refutes it.
-    return findings, False if broken and works else None
+    return findings, "refuted" if broken and works else "undecided"
 
 
 def _succeeds(errors: dict[str, float | None], name: str, blind: float) -> bool:
@@ -356,3 +358,22 @@ def _glorot(model: nn.Module, seed: int, gain: float) -> None:
                 layer.weight.copy_(bound * draws)
                 if layer.bias is not None:
                     layer.bias.zero_()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeakageSettings:
+    """What `leakage` takes, as one object."""
+
+    model: str = "small"
+    targets: int = 16
+    iterations: int = 300
+    restarts: int = 2
+    data: str = "subset"
+    data_dir: str | None = None
+    device: str = "cpu"
+    insecure_seed: int | None = None
+
+
+def leakage_study(settings: LeakageSettings, execution: Execution) -> Study:
+    """The attack figures with settings in one object."""
+    return leakage(**vars(settings), folder=execution.folder, progress=execution.progress)
