@@ -22,9 +22,9 @@ from sottovoce.privacy.auditor.targets import Recorded, at_targets, chosen_targe
 from sottovoce.privacy.readers.matching import Inputs
 from sottovoce.privacy.readers.metrics import blind_guess
 from sottovoce.problems import ModuleProblem
-from sottovoce.problems.base import fingerprint
 from sottovoce.stepsizes import Stepsize
 from sottovoce.storage.files import write_json
+from sottovoce.storage.identity import fingerprint
 from sottovoce.storage.tensors import read_tensors, write_tensors
 
 CONTROL = "control"
