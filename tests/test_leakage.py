@@ -8,8 +8,9 @@ import pytest
 from sottovoce.errors import ProblemError
 from sottovoce.privacy.readers import Search
 from sottovoce.problems.data.models import paper_cnn, parameter_count
-from sottovoce.studies import Study, leakage, states
-from sottovoce.studies.leakage import _findings, image_problem
+from sottovoce.studies import Study
+from sottovoce.studies.hidden_states import states
+from sottovoce.studies.leakage import _findings, image_problem, leakage
 from sottovoce.studies.noise_attack import PAPER_DLG_ERRORS, noise_attack
 
 

@@ -40,7 +40,7 @@ class BoundSettings:
 
     kappa: float = option(5.0, "Gradient entries are uniform on [-κ, κ].")
     last_round: int = option(1000, "How far the curve goes.", min=10)
-    samples: int = option(20_000, "Samples of the independent check.", min=100)
+    samples: int = option(20_000, "Samples of the independent check.", min=800)
     seed: int = option(0, "Draws the samples of the independent check.")
 
 

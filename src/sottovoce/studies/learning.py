@@ -3,13 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from scipy import stats
 from torch import Tensor
 
-from sottovoce.errors import ProblemError
 from sottovoce.mechanisms import Mechanism
 from sottovoce.simulation.options import Options
 from sottovoce.simulation.pieces import simulate_in_pieces
@@ -51,9 +49,7 @@ class Trained:
 
 
 def train(settings: LearningSettings, cases: Sequence[Case], execution: Execution) -> Trained:
-    """Train with each algorithm in turn, each with a checkpoint folder of its own."""
-    if settings.piece is not None and execution.folder is None:
-        raise ProblemError("runs in pieces need a folder to keep them in; give a checkpoint folder")
+    """Train with each algorithm in turn; what the execution's folder holds is not trained again."""
     training, graph = settings.training, settings.network()
     data, validation, held = training.portions(graph.agents)
     problem = training.problem(data, validation)
@@ -62,7 +58,6 @@ def train(settings: LearningSettings, cases: Sequence[Case], execution: Executio
     measured = {0, epoch // 4, epoch // 2, 3 * epoch // 4, *range(epoch, steps + 1, epoch)}
     found = {}
     for name, algorithm, law in cases:
-        folder = execution.folder and Path(execution.folder) / str(algorithm).replace(":", "-")
         asked: dict[str, Any] = {
             "stepsize": training.stepsize(law, epoch),
             "steps": steps,
@@ -71,7 +66,7 @@ def train(settings: LearningSettings, cases: Sequence[Case], execution: Executio
             "options": Options(
                 measure=measured,
                 private_start=training.private_start,
-                checkpoint=folder,
+                checkpoint=execution.store(),
                 progress=execution.progress,
             ),
         }
