@@ -95,7 +95,9 @@ def test_partitions_reach_the_agents():
 @pytest.mark.integration
 def test_a_killed_run_continues_and_ends_with_the_same_numbers(tmp_path):
     script = (
-        "import sottovoce.simulation.checkpoint as s; s.SECONDS_BETWEEN_CHECKPOINTS = 0.3\n"
+        "from sottovoce.simulation import checkpoint\n"
+        "assert checkpoint.SECONDS_BETWEEN_CHECKPOINTS == 60\n"
+        "checkpoint.SECONDS_BETWEEN_CHECKPOINTS = 0.3\n"
         "from sottovoce.cli import main; main()"
     )
     command = [
@@ -119,13 +121,13 @@ def test_a_killed_run_continues_and_ends_with_the_same_numbers(tmp_path):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    saved = disturbed / "checkpoint/pdsgd-uniform/runs-0-0.safetensors"
+    saved = "checkpoint/**/simulation-*.safetensors"
     deadline = time.monotonic() + 60
-    while not saved.exists() and time.monotonic() < deadline:
+    while not any(disturbed.glob(saved)) and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert saved.exists()
+    assert any(disturbed.glob(saved))
     assert not (disturbed / "mnist.json").exists()
     assert finish(disturbed) == undisturbed
 

@@ -1,6 +1,7 @@
 """The simulator: convergence, repeatability, checkpoints, refusals and memory."""
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -207,14 +208,14 @@ def test_too_large_a_stepsize_diverges_with_a_message() -> None:
 
 
 class Interrupted(Estimation):
-    """Presses Ctrl-C in one round of one piece, once."""
+    """Presses Ctrl-C once, in the round and at the first run that the environment names.
 
-    at: int | None = 13
-    first_run = 0
+    An attribute would be part of what the problem is.
+    """
 
     def gradient(self, state: Tensor, streams: Streams, round: int, out: Tensor) -> Tensor:
-        if round == self.at and streams.runs.start == self.first_run:
-            type(self).at = None
+        if os.environ.get("INTERRUPT") == f"{round} {streams.runs.start}":
+            del os.environ["INTERRUPT"]
             raise KeyboardInterrupt
         return super().gradient(state, streams, round, out)
 
@@ -222,23 +223,24 @@ class Interrupted(Estimation):
 class InterruptedInMeasuring(Estimation):
     """Presses Ctrl-C while the states of a finished round are measured, once."""
 
-    name = "estimation"
-    left: int | None = 4
-
     def measure(self, state: Tensor) -> dict[str, Tensor]:
-        if self.left is not None:
-            type(self).left = self.left - 1 if self.left else None
-            if self.left is None:
-                raise KeyboardInterrupt
+        left = int(os.environ["INTERRUPT"])
+        os.environ["INTERRUPT"] = str(left - 1)
+        if not left:
+            raise KeyboardInterrupt
         return super().measure(state)
 
 
-def test_an_interrupt_while_measuring_loses_no_round(tmp_path: Path) -> None:
+def test_an_interrupt_while_measuring_loses_no_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("INTERRUPT", "4")
     options: dict[str, Any] = {"steps": 20, "runs": 2, "insecure_seed": 1}
     problem = InterruptedInMeasuring.random()
     with pytest.raises(KeyboardInterrupt):
         simulate(problem, PDSGD(), ring(5), options=Options(checkpoint=tmp_path), **options)
     resumed = simulate(problem, PDSGD(), ring(5), options=Options(checkpoint=tmp_path), **options)
+    assert f"reused the first 4 rounds of runs 0 to 1 from {tmp_path}" in capsys.readouterr().err
     undisturbed = simulate(Estimation.random(), PDSGD(), ring(5), **options)
     assert torch.equal(resumed.final, undisturbed.final)
     assert torch.equal(resumed.metrics["distance"], undisturbed.metrics["distance"])
@@ -249,10 +251,8 @@ def test_an_interrupt_while_measuring_loses_no_round(tmp_path: Path) -> None:
 def test_an_interrupted_run_goes_on_to_the_same_bits(
     at: int, pieces: int | None, first_run: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Interrupted, "at", at)
-    monkeypatch.setattr(Interrupted, "first_run", first_run)
+    monkeypatch.setenv("INTERRUPT", f"{at} {first_run}")
     monkeypatch.setattr(Interrupted, "runs_at_once", lambda self: pieces)
-    monkeypatch.setattr(Interrupted, "name", "estimation")
     options: dict[str, Any] = {"problem": Interrupted.random(), "checkpoint": tmp_path / "at"}
     with pytest.raises(KeyboardInterrupt):
         short(**options)
@@ -260,7 +260,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
     undisturbed = short(problem=Interrupted.random())
     assert same(resumed, undisturbed)
     # A finished checkpoint is not computed again: gradients would be interrupted now.
-    monkeypatch.setattr(Interrupted, "at", 1)
+    monkeypatch.setenv("INTERRUPT", f"1 {first_run}")
     assert same(short(**options), undisturbed)
 
 
@@ -277,17 +277,16 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_a_checkpoint_of_other_settings_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+def test_a_checkpoint_of_other_settings_is_not_used(change: dict[str, Any], tmp_path: Path) -> None:
     short(checkpoint=tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(ResultError, match="belongs to a simulation with other settings"):
-        short(checkpoint=tmp_path, **change)
+    assert same(short(checkpoint=tmp_path, **change), short(**change))
     assert all(path.read_bytes() == content for path, content in before.items())
 
 
 def test_a_corrupt_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
     short(checkpoint=tmp_path)
-    (path,) = tmp_path.glob("*.safetensors")
+    (path,) = tmp_path.glob("simulation-*.safetensors")
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ResultError, match=path.name):
         short(checkpoint=tmp_path)

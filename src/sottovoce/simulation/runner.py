@@ -1,6 +1,5 @@
 """All agents and all runs of an algorithm in one tensor (runs, agents, d) on one machine."""
 
-import json
 import math
 from collections.abc import Collection
 from dataclasses import replace
@@ -15,13 +14,19 @@ from sottovoce.graphs import Graph
 from sottovoce.mechanisms import Algorithm, has_scalar_shares, receive
 from sottovoce.problems.base import Problem
 from sottovoce.randomness import Streams, private_streams, require_jitter
-from sottovoce.simulation.checkpoint import Checkpoint, describe, runs_at_once
+from sottovoce.simulation.checkpoint import (
+    Checkpoint,
+    describe,
+    runs_at_once,
+    simulation_spec,
+)
 from sottovoce.simulation.options import Options
 from sottovoce.simulation.result import Result, join
 from sottovoce.simulation.rounds import InPlaceUpdate, SharesInBlocks, mixer
 from sottovoce.simulation.transcript import Recording, Transcript, Truth
 from sottovoce.stepsizes import Stepsize
 from sottovoce.storage.progress import progress_bar
+from sottovoce.storage.store import Store
 
 _ROUNDS_BETWEEN_CHECKS = 32
 
@@ -43,7 +48,7 @@ def simulate(
     stepsize: the algorithm's own default unless given. options: what to measure, record and keep.
     """
     options = options or Options()
-    private_start, record, checkpoint = options.private_start, options.record, options.checkpoint
+    private_start, record = options.private_start, options.record
     stepsize = stepsize or algorithm.default_stepsize
     runs = range(runs) if isinstance(runs, int) else runs
     if steps < 1 or not runs or runs.step != 1 or runs.start < 0:
@@ -54,26 +59,38 @@ def simulate(
         raise SimulationError(
             f"the problem has {problem.agents} agents, but {graph.name} has {graph.agents}"
         )
-    rounds = _measured_rounds(steps, options.measure)
+    rounds = measured_rounds(steps, options.measure)
     if record and (max(record.rounds) > steps or not set(record.runs) <= set(runs)):
         raise SimulationError(
             f"cannot record round {max(record.rounds)} of run {max(record.runs)}: "
             f"there are {steps} rounds and runs {runs.start} to {runs.stop - 1}"
         )
     facts = describe(problem, algorithm, graph, stepsize, steps, runs, private_start, insecure_seed)
-    identity = json.dumps([facts, rounds, repr(stepsize.deviation)], sort_keys=True)
-    at_once = runs_at_once(problem, checkpoint) or len(runs)
+    store = Store.of(options.checkpoint)
+    spec: dict[str, Any] = {}
+    if store.folder is not None:  # Fingerprints of data take time.
+        spec = simulation_spec(
+            problem,
+            algorithm,
+            graph,
+            stepsize=stepsize,
+            steps=steps,
+            rounds=rounds,
+            options=options,
+            insecure_seed=insecure_seed,
+        )
+    at_once = runs_at_once(problem, store, spec, runs)
     parts = []
-    with progress_bar(
-        f"{algorithm} on {graph.name}", steps * len(runs), options.progress, "rounds"
-    ) as advance:
+    title = f"{algorithm} on {graph.name}"
+    bar = progress_bar(title, steps * len(runs), options.progress, "rounds")
+    with store.lock(), bar as advance:
         for first in range(0, len(runs), at_once):
             chunk = runs[first : first + at_once]
             simulation = _Simulation(
                 problem, algorithm, graph, stepsize, chunk, private_start, insecure_seed
             )
-            store = Checkpoint(checkpoint, chunk, identity) if checkpoint else None
-            part = simulation.run(rounds, steps, record, options.exact, store, advance, facts)
+            saved = Checkpoint(store, spec, chunk, problem.device) if store.folder else None
+            part = simulation.run(rounds, steps, record, options.exact, saved, advance, facts)
             final = part.final if options.keep_final else part.final[..., :0]
             parts.append(replace(part, final=final.cpu()))
     return join(parts)
@@ -273,7 +290,7 @@ class _Recorder:
         )
 
 
-def _measured_rounds(steps: int, measure: Collection[int] | None) -> list[int]:
+def measured_rounds(steps: int, measure: Collection[int] | None) -> list[int]:
     if measure is None:
         spread = np.geomspace(1, steps, 100).round().astype(int)
         return sorted({0, *spread.tolist()})
