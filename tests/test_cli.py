@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from rich.console import Console
 
 from sottovoce.cli import app as cli_app
 from sottovoce.cli import show
+from sottovoce.storage.store import lock
 
 CommandLine = Callable[..., "Done"]
 
@@ -283,6 +285,12 @@ def test_experiments_write_what_they_print(run: CommandLine, name: str, tmp_path
     assert printed["name"] == name
     assert printed["command"].startswith(f"sottovoce reproduce {name}")
     assert all(str(value) in printed["command"] for value in REPRODUCED[name])
+
+
+def test_two_commands_do_not_share_a_folder(run: CommandLine, tmp_path: Path) -> None:
+    with lock(tmp_path / "out" / "checkpoint"), ThreadPoolExecutor() as others:
+        arguments = ("reproduce", "bound", "--last-round", 10, "--out", tmp_path / "out")
+        refused(others.submit(run, *arguments).result(), "ResultError", "is in use")
 
 
 def test_people_get_tables_and_sentences(run: CommandLine, tmp_path: Path) -> None:

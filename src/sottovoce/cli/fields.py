@@ -64,14 +64,16 @@ def command(
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Hold the folder; where the work left nothing in it, leave no folder either."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     with lock(folder):
         try:
             yield
         finally:
-            if folder.exists() and [path.name for path in folder.iterdir()] == [".lock"]:
-                shutil.rmtree(folder)
+            if made and len(list(folder.glob("*"))) < 2:
+                (folder / ".lock").unlink(missing_ok=True)
             with suppress(OSError):
-                folder.parent.rmdir()
+                for path in made:
+                    path.rmdir()
 
 
 def _say(line: str) -> None:
