@@ -1,17 +1,14 @@
 """The pictures of the studies of leakage, drawn from their saved data."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sottovoce.charts import Series, line_chart, panel
 from sottovoce.charts.images import image_grid
 from sottovoce.studies.leakage import leakage_study
-from sottovoce.studies.study import Data, Kind, register
-
-if TYPE_CHECKING:
-    import altair as alt
+from sottovoce.studies.study import Chart, Data, Kind, register
 
 
-def _recovered(data: Data) -> "alt.LayerChart":
+def _recovered(data: Data) -> Chart:
     return image_grid(
         data["images"],
         title="What the eavesdropper recovers",
@@ -19,7 +16,7 @@ def _recovered(data: Data) -> "alt.LayerChart":
     )
 
 
-def _dlg_error(data: Data) -> "alt.LayerChart":
+def _dlg_error(data: Data) -> Chart:
     series = []
     for row in data["rows"]:
         if row["trace"] and row["adversary"] != "control":
@@ -37,7 +34,7 @@ def _dlg_error(data: Data) -> "alt.LayerChart":
     )
 
 
-def _states(data: Data) -> "alt.LayerChart":
+def _states(data: Data) -> Chart:
     series = [
         Series(data["labels"][name], data["rounds"], errors)
         for name, errors in data["errors"].items()
@@ -53,7 +50,7 @@ def _states(data: Data) -> "alt.LayerChart":
     )
 
 
-def _audited(data: Data) -> "alt.LayerChart":
+def _audited(data: Data) -> Chart:
     return image_grid(
         data["images"],
         title="What the adversary recovers",
@@ -61,7 +58,7 @@ def _audited(data: Data) -> "alt.LayerChart":
     )
 
 
-def _frontier(data: Data) -> "alt.ConcatChart":
+def _frontier(data: Data) -> Chart:
     families: dict[str, list[Any]] = {}
     for point in data["points"]:
         families.setdefault(point["family"], []).append(point)

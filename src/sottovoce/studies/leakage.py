@@ -25,7 +25,8 @@ from sottovoce.problems import ModuleProblem
 from sottovoce.problems.data import models, partitions, sets
 from sottovoce.stepsizes import Experiment, Law, Power, Stepsize, Uniform
 from sottovoce.storage.execution import Execution
-from sottovoce.studies.study import Study, Table, Verdict
+from sottovoce.studies.judging import Verdict
+from sottovoce.studies.study import Study, Table
 
 LEAKAGE_CLAIM = (
     "The attacker recovers the training image under conventional decentralized SGD; under the "
