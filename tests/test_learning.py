@@ -90,7 +90,7 @@ def test_partitions_reach_the_agents():
 @pytest.mark.integration
 def test_a_killed_run_continues_and_ends_with_the_same_numbers(tmp_path):
     script = (
-        "import sottovoce.simulation.runner as s; s._SECONDS_BETWEEN_CHECKPOINTS = 0.3\n"
+        "import sottovoce.simulation.checkpoint as s; s.SECONDS_BETWEEN_CHECKPOINTS = 0.3\n"
         "from sottovoce.cli import main; main()"
     )
     command = [

@@ -13,6 +13,7 @@ from scipy import sparse
 
 from sottovoce.errors import GraphError
 from sottovoce.graphs.mixing import canonical, contraction, diameter, mixing_faults
+from sottovoce.storage.identity import fingerprint
 
 DIAMETER_LIMIT = 2000
 
@@ -132,6 +133,15 @@ class Graph:
             slots=int(sizes.max()),
             own=torch.tensor(own),
         )
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What decides a simulation's numbers: names and a fingerprint of W."""
+        entries = (self.mixing.indptr, self.mixing.indices)
+        mixing = fingerprint(
+            *(torch.tensor(one) for one in (*map(np.int64, entries), self.mixing.data))
+        )
+        return {"name": self.name, "weights": self.weights, "agents": self.agents, "mixing": mixing}
 
     def describe(self) -> dict[str, Any]:
         """Summarise the graph for JSON; `diameter` is None above 2,000 agents."""

@@ -8,9 +8,10 @@ from sottovoce.errors import ResultError, SimulationError
 from sottovoce.graphs import Graph
 from sottovoce.mechanisms import Algorithm
 from sottovoce.problems.base import Problem
+from sottovoce.simulation.checkpoint import describe
 from sottovoce.simulation.options import Options
 from sottovoce.simulation.result import Result, join
-from sottovoce.simulation.runner import describe, simulate
+from sottovoce.simulation.runner import simulate
 from sottovoce.stepsizes import Stepsize
 from sottovoce.storage.tensors import beside
 

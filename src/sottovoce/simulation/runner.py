@@ -1,34 +1,29 @@
 """All agents and all runs of an algorithm in one tensor (runs, agents, d) on one machine."""
 
-import hashlib
 import json
 import math
-import time
 from collections.abc import Collection
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.errors import DivergedError, ResultError, SimulationError
+from sottovoce.errors import DivergedError, SimulationError
 from sottovoce.graphs import Graph
 from sottovoce.mechanisms import Algorithm, has_scalar_shares, receive
 from sottovoce.problems.base import Problem
 from sottovoce.randomness import Streams, private_streams, require_jitter
+from sottovoce.simulation.checkpoint import Checkpoint, describe, runs_at_once
 from sottovoce.simulation.options import Options
 from sottovoce.simulation.result import Result, join
 from sottovoce.simulation.rounds import InPlaceUpdate, SharesInBlocks, mixer
 from sottovoce.simulation.transcript import Recording, Transcript, Truth
 from sottovoce.stepsizes import Stepsize
-from sottovoce.storage.files import write_json
 from sottovoce.storage.progress import progress_bar
-from sottovoce.storage.tensors import read_tensors, write_tensors
 
 _ROUNDS_BETWEEN_CHECKS = 32
-_SECONDS_BETWEEN_CHECKPOINTS = 60.0
 
 
 def simulate(
@@ -67,7 +62,7 @@ def simulate(
         )
     facts = describe(problem, algorithm, graph, stepsize, steps, runs, private_start, insecure_seed)
     identity = json.dumps([facts, rounds, repr(stepsize.deviation)], sort_keys=True)
-    at_once = _runs_at_once(problem, checkpoint) or len(runs)
+    at_once = runs_at_once(problem, checkpoint) or len(runs)
     parts = []
     with progress_bar(
         f"{algorithm} on {graph.name}", steps * len(runs), options.progress, "rounds"
@@ -77,35 +72,11 @@ def simulate(
             simulation = _Simulation(
                 problem, algorithm, graph, stepsize, chunk, private_start, insecure_seed
             )
-            store = _Store(checkpoint, chunk, identity) if checkpoint else None
+            store = Checkpoint(checkpoint, chunk, identity) if checkpoint else None
             part = simulation.run(rounds, steps, record, options.exact, store, advance, facts)
             final = part.final if options.keep_final else part.final[..., :0]
             parts.append(replace(part, final=final.cpu()))
     return join(parts)
-
-
-def describe(
-    problem: Problem,
-    algorithm: Algorithm,
-    graph: Graph,
-    stepsize: Stepsize,
-    steps: int,
-    runs: range,
-    private_start: float,
-    insecure_seed: int | None,
-) -> dict[str, Any]:
-    """What a simulation computes, as JSON: a result's facts."""
-    return {
-        "problem": problem.describe(),
-        "algorithm": algorithm.describe(),
-        "stepsize": stepsize.describe(),
-        "graph": graph.describe(),
-        "steps": steps,
-        "runs": len(runs),
-        **({"first_run": runs.start} if runs.start else {}),
-        "private_start": private_start,
-        "insecure_seed": insecure_seed,
-    }
 
 
 class _Simulation:
@@ -158,7 +129,7 @@ class _Simulation:
         steps: int,
         record: Recording | None,
         exact: bool,
-        store: "_Store | None",
+        store: "Checkpoint | None",
         advance: Any,
         facts: dict[str, Any],
     ) -> Result:
@@ -300,69 +271,6 @@ class _Recorder:
             None if simulation.common_start is None else simulation.common_start[self.rows],
             simulation.private_start,
         )
-
-
-@dataclass(frozen=True)
-class _Saved:
-    round: int
-    state: Tensor
-    measured: dict[int, dict[str, Tensor]]
-
-
-class _Store:
-    """The checkpoint of one chunk of runs: one file, replaced in one step."""
-
-    def __init__(self, folder: str | Path, runs: range, identity: str) -> None:
-        self.path = Path(folder) / f"runs-{runs.start}-{runs.stop - 1}.safetensors"
-        self.digest = hashlib.sha256(identity.encode()).hexdigest()
-        self.saved_at = time.monotonic()
-
-    def load(self) -> _Saved | None:
-        if not self.path.exists():
-            return None
-        tensors, facts = read_tensors(self.path)
-        if facts.get("digest") != self.digest:
-            raise ResultError(
-                f"{self.path} belongs to a simulation with other settings; "
-                "give another checkpoint folder or remove this one"
-            )
-        measured: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in tensors.items():
-            if name != "state":
-                round, _, metric = name.partition(".")
-                measured.setdefault(int(round), {})[metric] = tensor
-        return _Saved(facts["round"], tensors["state"], dict(sorted(measured.items())))
-
-    def maybe_save(
-        self, round: int, state: Tensor, measured: dict[int, dict[str, Tensor]], final: bool
-    ) -> None:
-        if final or time.monotonic() - self.saved_at > _SECONDS_BETWEEN_CHECKPOINTS:
-            self.save(round, state, measured)
-
-    def save(self, round: int, state: Tensor, measured: dict[int, dict[str, Tensor]]) -> None:
-        tensors = {
-            f"{at}.{name}": values
-            for at, found in measured.items()
-            for name, values in found.items()
-        }
-        facts = {"digest": self.digest, "round": round}
-        write_tensors(self.path, {"state": state, **tensors}, facts)
-        self.saved_at = time.monotonic()
-
-
-def _runs_at_once(problem: Problem, checkpoint: str | Path | None) -> int | None:
-    """How many runs to simulate together; a checkpoint folder keeps what was first chosen."""
-    chosen = problem.runs_at_once()
-    if checkpoint is None or chosen is None:
-        return chosen
-    plan = Path(checkpoint) / "plan.json"
-    if plan.exists():
-        try:
-            return int(json.loads(plan.read_text())["runs_at_once"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ResultError(f"{plan} is not a checkpoint's plan; remove its folder") from error
-    write_json(plan, {"runs_at_once": chosen})
-    return chosen
 
 
 def _measured_rounds(steps: int, measure: Collection[int] | None) -> list[int]:

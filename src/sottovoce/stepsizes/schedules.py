@@ -3,12 +3,14 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sottovoce.errors import StepsizeError
 from sottovoce.randomness import Streams
+from sottovoce.storage.identity import code_of
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,18 @@ class Power:
         if self.block < 1:
             raise StepsizeError(f"a block has {self.block} rounds; it must have at least 1")
 
+    @property
+    def spec(self) -> dict[str, Any]:
+        """All numbers, as JSON."""
+        return {
+            "scale": [*map(float, self.scale)]
+            if isinstance(self.scale, tuple)
+            else float(self.scale),
+            "exponent": float(self.exponent),
+            "offset": float(self.offset),
+            "block": self.block,
+        }
+
     def __str__(self) -> str:
         scale = "c" if isinstance(self.scale, tuple) else _plain(self.scale)
         sign = "+" if self.offset > 0 else "-"
@@ -60,6 +74,11 @@ class Custom:
     function: Callable[[int], float]
     block: int = 1
     name: str = "custom"
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The function's code, for identification: it cannot be rebuilt from that."""
+        return {"custom": self.name, "code": code_of(self.function), "block": self.block}
 
     def __str__(self) -> str:
         return self.name

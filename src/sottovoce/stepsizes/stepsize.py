@@ -7,7 +7,8 @@ from 1.
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from torch import Tensor
@@ -16,6 +17,7 @@ from sottovoce.errors import StepsizeError
 from sottovoce.randomness import Streams
 from sottovoce.stepsizes.laws import LAWS, Deterministic, Experiment, Law
 from sottovoce.stepsizes.schedules import Custom, Power, PrivateDeviation
+from sottovoce.storage.identity import code_of
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,35 @@ class Stepsize:
             gradient.mul_(draws.to(gradient.dtype))
         else:
             streams.scale_(gradient, low, high, "stepsize", round)
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """All that decides the drawn stepsizes, as JSON; code stands for what a user defined."""
+        ours = LAWS.get(self.law.name) == self.law
+        return {
+            "law": self.law.name if ours else {"name": self.law.name, "code": code_of(self.law)},
+            "schedule": self.schedule.spec,
+            "per": self.per,
+            "deviation": None if self.deviation is None else asdict(self.deviation),
+        }
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any], given: "Stepsize | None" = None) -> "Stepsize":
+        """Rebuild a stepsize; one with a schedule or law of your own must be given, and match."""
+        if given is not None and given.spec == spec:
+            return given
+        schedule, law, deviation = spec["schedule"], spec["law"], spec["deviation"]
+        own = [schedule["custom"]] if "custom" in schedule else []
+        own += [] if isinstance(law, str) else [law["name"]]
+        if given is not None or own:
+            used = " and ".join(map(repr, own)) or schedule
+            raise StepsizeError(
+                f"the stored stepsize uses {used}, but {given or 'nothing'} was given; give the "
+                "Stepsize with which the numbers were made"
+            )
+        scale = schedule["scale"]
+        power = Power(**schedule | {"scale": tuple(scale) if isinstance(scale, list) else scale})
+        return cls(power, LAWS[law], spec["per"], deviation and PrivateDeviation(**deviation))
 
     def describe(self) -> dict[str, Any]:
         """The public part as JSON."""

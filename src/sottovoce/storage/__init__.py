@@ -1,1 +1,1 @@
-"""Files that are never half written, tensors without pickle, and progress on long work."""
+"""Files that are never half written, one store of finished work, and progress on long work."""

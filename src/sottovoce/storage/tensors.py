@@ -52,9 +52,12 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return tensors, json.loads((file.metadata() or {}).get("facts", "{}"))
+            facts = json.loads((file.metadata() or {}).get("facts", "{}"))
     except (OSError, SafetensorError, json.JSONDecodeError) as error:
         raise ResultError(f"{path} cannot be read as tensors: {error}") from error
+    if not isinstance(facts, dict):
+        raise ResultError(f"{path} is not a file of sottovoce: its facts are no JSON object")
+    return tensors, facts
 
 
 def _encode(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> bytes:
