@@ -43,21 +43,23 @@ def audit(
     call with the same arguments continues an interrupted one. recorded: a recording to attack
     instead of training one, of a simulation or of real agents.
     """
-    settings, execution = settings or AuditSettings(), execution or Execution()
+    settings = settings or AuditSettings()
+    execution = execution or Execution(say=lambda line: None)
     algorithms = list(algorithm) if isinstance(algorithm, Sequence) else [algorithm]
     if recorded is not None and len(algorithms) > 1:
         raise AttackError(f"a recording is of one algorithm, but {len(algorithms)} were given")
     inputs = replace(inputs, batch_size=problem.batch)
     table = _Table(problem, inputs, settings, execution)
     public = {"problem": problem.spec, "graph": graph.spec, "inputs": asdict(inputs)}
-    if recorded is None:
-        asked = {**public, "algorithms": [one.spec for one in algorithms]}
-        settings = replace(settings, insecure_seed=_seed(settings, table.store, asked))
     accuracy: dict[str, float] = {}
     truth: dict[int, Tensor] = {}
     mean_image: Tensor | None = None
     cases = len(settings.adversaries) * len(settings.rounds) * len(settings.attacks)
-    with progress_bar("attacks", len(algorithms) * cases, execution.progress, "attacks") as advance:
+    bar = progress_bar("attacks", len(algorithms) * cases, execution.progress, "attacks")
+    with table.store.lock(), bar as advance:
+        if recorded is None:
+            asked = {**public, "algorithms": [code_of(one) for one in algorithms]}
+            settings = replace(settings, insecure_seed=_seed(settings, table.store, asked))
         for one in algorithms:
             made = recorded or record(problem, one, graph, inputs, settings)
             if made.accuracy is not None:
@@ -67,11 +69,12 @@ def audit(
                 pairs = made.pairs(settings.attacked(graph), settings.targets)
                 truth = {k: at_targets(made.images[k], pairs) for k in settings.rounds}
                 mean_image = made.mean_image
-            table.begin(made, {**public, "algorithm": one.spec, "seed": settings.insecure_seed})
+            table.begin(made, {**public, "algorithm": code_of(one), "seed": settings.insecure_seed})
             for adversary in settings.adversaries:
                 table.attack(adversary, advance)
             if settings.controls:
                 table.control()
+    table.store.report("rows")
     assert mean_image is not None
     blind = {
         k: float(blind_guess(mean_image[None], images.flatten(0, 1)).best.median())
@@ -168,7 +171,8 @@ class _Table:
     def _read(self, attempt: Attempt, reader: Reader, who: dict[str, Any]) -> None:
         agents = self.settings.agents
         spec = {
-            "audit row": attempt.row.to_json(),
+            "kind": "audit-row",
+            "about": attempt.row.to_json(),
             "reader": code_of(reader),
             "spread": attempt.spread,
             "agents": None if agents is None else sorted(agents),
@@ -192,7 +196,8 @@ def _seed(settings: AuditSettings, store: Store, asked: dict[str, Any]) -> int:
     if settings.insecure_seed is not None:
         return settings.insecure_seed
     spec = {
-        "seed of an audit": asked,
+        "kind": "audit-seed",
+        "audit": asked,
         "stepsize": settings.stepsize and settings.stepsize.spec,
         **{name: getattr(settings, name) for name in ("rounds", "targets", "private_start")},
         "agents": settings.agents and sorted(settings.agents),

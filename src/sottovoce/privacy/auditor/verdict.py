@@ -84,11 +84,16 @@ class Row:
         return self.adversary == CONTROL
 
     @property
-    def as_it_must(self) -> bool:
-        """Whether a control came out as it must: noise gives nothing away, an exact gradient most."""
-        if self.attack == "noise":
-            return self.recovered == 0
-        return 2 * self.recovered >= self.targets
+    def doubt(self) -> str:
+        """What a control that failed says about its reader; nothing where it came out as it must.
+
+        An exact gradient must give half of the images away, and noise none.
+        """
+        if self.is_control and self.attack == "noise" and self.recovered:
+            return f"what {self.inversion} recovers is not evidence"
+        if self.is_control and self.attack != "noise" and 2 * self.recovered < self.targets:
+            return f"what {self.inversion} does not recover is not evidence"
+        return ""
 
     @property
     def name(self) -> str:
@@ -135,14 +140,14 @@ class Audit:
     def controls_passed(self) -> bool | None:
         """Whether every control came out as it must; None where none was run."""
         controls = [row for row in self.rows if row.is_control]
-        return all(row.as_it_must for row in controls) if controls else None
+        return not any(row.doubt for row in controls) if controls else None
 
     @property
     def verdicts(self) -> list[str]:
         """One sentence for each adversary, algorithm and round, and what the controls say."""
         said = []
         controls = [row for row in self.rows if row.is_control]
-        failed = {row.inversion for row in controls if not row.as_it_must}
+        doubt = {row.inversion: f" (control failed: {row.doubt})" for row in controls if row.doubt}
         cases = dict.fromkeys(
             (r.algorithm, r.adversary, r.round) for r in self.rows if not r.is_control
         )
@@ -151,15 +156,12 @@ class Audit:
             found = "no attack could be run"
             if best:
                 found = f"{best.verdict} by {best.attack} and {best.inversion}"
-                found += f" (control failed: not evidence)" * (best.inversion in failed)
+                found += doubt.get(best.inversion, "")
             said.append(f"{adversary} on {algorithm}, round {round}: {found}.")
         for row in controls:
             told = f"{row.attack} and {row.inversion}: {row.verdict}"
             said.append(
-                f"Control, {told}."
-                if row.as_it_must
-                else f"Control failed: {told}. What {row.inversion} finds, or does not find, in "
-                "this audit is not evidence."
+                f"Control failed: {told}; {row.doubt}." if row.doubt else f"Control, {told}."
             )
         if self.blind:
             shown = ", ".join(f"{error:.1f} in round {k}" for k, error in self.blind.items())
