@@ -17,6 +17,7 @@ from sottovoce.kernels import convolution, philox, usable
 from sottovoce.kernels.convolution import After
 from sottovoce.kernels.mixing import mix_
 from sottovoce.mechanisms import NoisyDSGD, ScalarShares
+from sottovoce.problems import Compute
 from sottovoce.problems.data.models import paper_cnn
 from sottovoce.problems.gradients.convolution import FusedStack
 from sottovoce.problems.gradients.layout import ParameterLayout
@@ -392,7 +393,7 @@ def test_a_simulation_on_a_gpu_is_that_of_its_messages(algorithm):
     ]
     torch.testing.assert_close(results[0].final, results[1].final, rtol=1e-4, atol=1e-4)
     plain = ModuleProblem(
-        stack(), cross_entropy, data, data, batch=4, device="cuda", gradients="loop"
+        stack(), cross_entropy, data, data, batch=4, device="cuda", compute=Compute("loop")
     )
     state = results[0].final.cuda()
     for name, values in plain.measure(state).items():

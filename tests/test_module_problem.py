@@ -8,6 +8,7 @@ from torch.utils.data import TensorDataset
 
 from sottovoce import DSGD, PDSGD, ModuleProblem, Power, Stepsize, complete, ring, simulate
 from sottovoce.errors import DivergedError, ProblemError
+from sottovoce.problems import Compute
 from sottovoce.problems.data.models import paper_cnn, small_cnn
 from sottovoce.problems.gradients.layout import ParameterLayout
 from sottovoce.problems.gradients.methods import ReplicaGradients
@@ -118,7 +119,7 @@ def test_reduced_precision_is_refused_where_it_would_not_be_used():
             shape=(1, 28, 28),
         )
     with pytest.raises(ProblemError, match="precision 'float16' is not known"):
-        ModuleProblem(dense(), cross_entropy, blobs(), precision="float16")  # type: ignore[arg-type]
+        ModuleProblem(dense(), cross_entropy, blobs(), compute=Compute(precision="float16"))
 
 
 def test_fewer_replicas_share_a_computation_where_memory_is_short(monkeypatch):
@@ -249,7 +250,7 @@ def test_more_runs_than_fit_are_simulated_in_chunks_with_the_same_numbers(monkey
     model = dense()
 
     def result(most: int):
-        problem = ModuleProblem(model, cross_entropy, blobs(), batch=4, gradients="loop")
+        problem = ModuleProblem(model, cross_entropy, blobs(), batch=4, compute=Compute("loop"))
         monkeypatch.setattr(problem, "runs_at_once", lambda: most)
         return simulate(problem, PDSGD(), ring(5), steps=20, runs=5, insecure_seed=3)
 

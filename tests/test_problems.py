@@ -13,7 +13,7 @@ from sottovoce.problems.base import ConvexProblem
 from sottovoce.randomness import Streams, private_streams
 
 MAKERS: dict[str, Callable[[], ConvexProblem]] = {
-    "estimation": lambda: Estimation.random(4, s=3, d=2, n=(7, 3, 12, 5), batch=2),
+    "estimation": lambda: Estimation.random(4, n=(7, 3, 12, 5), batch=2),
     "quadratic": lambda: Quadratic.random(4, 3, indefiniteness=4.0, noise=0.5),
     "logistic": lambda: Logistic.random(4, 3, n=9, batch=2),
 }
@@ -201,7 +201,7 @@ def _matrix(*shape: int) -> Tensor:
     ("make", "message"),
     [
         (lambda: Estimation.random(0), "agents is 0; it must be at least 1"),
-        (lambda: Estimation.random(d=0), "d is 0"),
+        (lambda: Estimation.random(shape=(3, 0)), "d is 0"),
         (lambda: Estimation.random(n=0), "n is 0; accepted: one count >= 1"),
         (lambda: Estimation.random(3, n=[5, 5]), "or one for each agent"),
         (lambda: Estimation.random(batch=0), "batch is 0"),

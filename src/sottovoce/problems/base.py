@@ -1,6 +1,5 @@
 """What an algorithm needs to know of a problem: gradients, and how far the agents have come."""
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from sottovoce.errors import ProblemError
 from sottovoce.randomness import Streams
+from sottovoce.storage.identity import code_of, identity
 
 WORK_BYTES = 1 << 18
 
@@ -23,6 +23,8 @@ class Problem(ABC):
     dimension: int
     dtype: torch.dtype = torch.float64
     device: torch.device = torch.device("cpu")
+    scratch: ClassVar[frozenset[str]] = frozenset()
+    """Attributes that decide no number, such as memory to work in: `spec` leaves them out."""
 
     @abstractmethod
     def gradient(self, state: Tensor, streams: Streams, round: int, out: Tensor) -> Tensor:
@@ -38,6 +40,22 @@ class Problem(ABC):
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """Name and sizes as JSON."""
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """All that decides this problem's numbers, as JSON: code, data, options, type and device.
+
+        Every attribute counts unless `scratch` names it; data counts by its fingerprint.
+        """
+        seen = {id(self): (0, self)}
+        kept = {name: one for name, one in vars(self).items() if name not in self.scratch}
+        return {
+            **self.describe(),
+            "code": code_of(type(self)),
+            "dtype": str(self.dtype),
+            "device": str(self.device),
+            "state": {name: identity(one, seen) for name, one in kept.items()},
+        }
 
     def start(self, runs: range, streams: Streams) -> Tensor:
         """Where the agents begin, (runs, agents, dimension): zero unless a problem overrides it."""
@@ -97,9 +115,9 @@ def blocks(rows: int, row_bytes: int, times: int = 1) -> Iterator[slice]:
 
 
 def in_large_pages(tensor: Tensor) -> Tensor:
-    """A copy of a CPU tensor where rows chosen at random come sooner; others as they are.
+    """Copy a CPU tensor into huge pages, which makes random row access faster; others stay.
 
-    numpy asks the system for large pages, torch does not.
+    numpy asks the system for huge pages, torch does not.
     """
     plain = tensor.device.type == "cpu" and tensor.layout == torch.strided
     if not plain or tensor.dtype not in (torch.float32, torch.float64):
@@ -108,13 +126,20 @@ def in_large_pages(tensor: Tensor) -> Tensor:
     return copy.copy_(tensor.detach())
 
 
-def fingerprint(*tensors: Tensor) -> str:
-    """A short digest that tells one problem's data from another's."""
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        plain = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-        digest.update(memoryview(plain))  # type: ignore[arg-type]
-    return digest.hexdigest()[:16]
+def plain_tensor(value: Any) -> Tensor:
+    """A tensor as it is, a numpy array or nested lists of numbers as a tensor of their type."""
+    return value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
+
+
+def as_tensor(name: str, value: Any) -> Tensor:
+    """`plain_tensor`, or a `ProblemError` that names what is not an array of numbers."""
+    try:
+        return plain_tensor(value)
+    except (TypeError, ValueError) as error:
+        raise ProblemError(
+            f"{name} is a {type(value).__name__} that is not an array of numbers; "
+            "accepted: a torch tensor, a numpy array or nested lists of numbers"
+        ) from error
 
 
 def require_finite(name: str, tensor: Tensor) -> None:

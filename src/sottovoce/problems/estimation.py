@@ -5,18 +5,20 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from sottovoce.errors import ProblemError
 from sottovoce.problems.base import (
     ConvexProblem,
+    as_tensor,
     blocks,
-    fingerprint,
     require_finite,
     require_sizes,
 )
 from sottovoce.randomness import Streams
+from sottovoce.storage.identity import fingerprint
 
 
 class Estimation(ConvexProblem):
@@ -24,28 +26,30 @@ class Estimation(ConvexProblem):
 
     measurement: M_i, (agents, s, d); samples: one (n_i, s) tensor of z_ij for each agent;
     regularisation: r_i >= 0, one number or one for each agent. A stochastic gradient uses `batch`
-    samples drawn with replacement.
+    samples drawn with replacement. Tensors, numpy arrays and lists are accepted.
     """
 
     name: ClassVar[str] = "estimation"
 
     def __init__(
         self,
-        measurement: Tensor,
-        samples: Sequence[Tensor],
+        measurement: ArrayLike,
+        samples: Sequence[ArrayLike],
         regularisation: float | Sequence[float] = 0.0,
         batch: int = 1,
     ) -> None:
-        if measurement.ndim != 3 or len(samples) != len(measurement):
+        matrices = as_tensor("the measurement matrices", measurement)
+        held = [as_tensor(f"the samples of agent {i}", one) for i, one in enumerate(samples)]
+        if matrices.ndim != 3 or len(held) != len(matrices):
             raise ProblemError(
-                f"measurement matrices of shape {tuple(measurement.shape)} and samples of "
-                f"{len(samples)} agents do not fit; accepted: (agents, s, d) and one (n_i, s) "
+                f"measurement matrices of shape {tuple(matrices.shape)} and samples of "
+                f"{len(held)} agents do not fit; accepted: (agents, s, d) and one (n_i, s) "
                 "tensor for each agent"
             )
-        self.agents, outputs, self.dimension = measurement.shape
+        self.agents, outputs, self.dimension = matrices.shape
         require_sizes(agents=self.agents, batch=batch)
-        require_finite("the measurement matrix", measurement)
-        for agent, sample in enumerate(samples):
+        require_finite("the measurement matrix", matrices)
+        for agent, sample in enumerate(held):
             if sample.ndim != 2 or sample.shape[1] != outputs or not len(sample):
                 raise ProblemError(
                     f"samples of agent {agent} have shape {tuple(sample.shape)}; "
@@ -53,8 +57,8 @@ class Estimation(ConvexProblem):
                 )
             require_finite(f"the samples of agent {agent}", sample)
         self.batch = batch
-        self.counts = torch.tensor([len(sample) for sample in samples])
-        matrix = measurement.double()
+        self.counts = torch.tensor([len(sample) for sample in held])
+        matrix = matrices.double()
         penalty = torch.as_tensor(regularisation, dtype=torch.float64).expand(self.agents)
         if (penalty < 0).any():
             raise ProblemError(f"regularisation is {regularisation}; it must not be negative")
@@ -63,10 +67,10 @@ class Estimation(ConvexProblem):
         self._targets = torch.zeros(
             self.agents, int(self.counts.max()), self.dimension, dtype=torch.float64
         )
-        for agent, sample in enumerate(samples):
+        for agent, sample in enumerate(held):
             self._targets[agent, : len(sample)] = 2 * sample.double() @ matrix[agent]
         means = self._targets.sum(1) / self.counts[:, None]
-        squares = torch.stack([sample.double().square().sum(1).mean() for sample in samples])
+        squares = torch.stack([sample.double().square().sum(1).mean() for sample in held])
         self._mean_curvature, self._mean_target = self._curvature.mean(0), means.mean(0)
         self._constant = squares.mean()
         if torch.linalg.matrix_rank(self._mean_curvature) < self.dimension:
@@ -81,8 +85,7 @@ class Estimation(ConvexProblem):
         cls,
         agents: int = 5,
         *,
-        s: int = 3,
-        d: int = 2,
+        shape: tuple[int, int] = (3, 2),
         n: int | Sequence[int] = 100,
         scale: float = 1.0,
         noise: float = 1.0,
@@ -90,11 +93,12 @@ class Estimation(ConvexProblem):
         batch: int = 1,
         seed: int = 0,
     ) -> "Estimation":
-        """The paper's sizes: s = 3, d = 2, n_i = 100, noise uniform on [0, `noise`].
+        """The paper's sizes: shape (s, d) = (3, 2), n_i = 100, noise uniform on [0, `noise`].
 
         The paper leaves M_i, θ and r_i open: here M_i has entries uniform on [0, scale], θ is
         uniform on [0, 1]^d and r_i = 0.01.
         """
+        s, d = shape
         require_sizes(agents=agents, s=s, d=d)
         counts = [n] * agents if isinstance(n, int) else list(n)
         if len(counts) != agents or min(counts) < 1:

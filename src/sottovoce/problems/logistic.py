@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import minimize
 from torch import Tensor
 from torch.nn.functional import logsigmoid
@@ -13,13 +13,14 @@ from sottovoce.errors import ProblemError
 from sottovoce.problems.base import (
     WORK_BYTES,
     ConvexProblem,
+    as_tensor,
     blocks,
-    fingerprint,
     in_large_pages,
     require_finite,
     require_sizes,
 )
 from sottovoce.randomness import Streams
+from sottovoce.storage.identity import fingerprint
 
 _WORK = (3, 8)
 """Samples are gathered in blocks of a third of the data, but of so many usual ones at least and
@@ -31,14 +32,22 @@ class Logistic(ConvexProblem):
 
     features: a_ij, (agents, n, d); labels: y_ij in {-1, +1}, (agents, n); regularisation: r > 0. A
     stochastic gradient uses `batch` samples drawn with replacement. float32 features make a float32
-    problem.
+    problem. Tensors, numpy arrays and lists are accepted.
     """
 
     name: ClassVar[str] = "logistic"
 
+    scratch: ClassVar[frozenset[str]] = frozenset({"_gathered"})
+
     def __init__(
-        self, features: Tensor, labels: Tensor, regularisation: float = 1e-3, batch: int = 32
+        self,
+        features: ArrayLike,
+        labels: ArrayLike,
+        regularisation: float = 1e-3,
+        batch: int = 32,
     ) -> None:
+        features, labels = as_tensor("the features", features), as_tensor("the labels", labels)
+        features = features if features.is_floating_point() else features.double()
         if features.ndim != 3 or features.shape[:2] != labels.shape:
             raise ProblemError(
                 f"features {tuple(features.shape)} and labels {tuple(labels.shape)} do not fit; "

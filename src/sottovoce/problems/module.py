@@ -1,40 +1,49 @@
 """Any torch module with a loss and one dataset for each agent, as a problem."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from sottovoce.errors import ProblemError
-from sottovoce.problems.base import Problem, in_large_pages, require_finite, require_sizes
+from sottovoce.problems.base import (
+    Problem,
+    in_large_pages,
+    plain_tensor,
+    require_finite,
+    require_sizes,
+)
 from sottovoce.problems.gradients.layout import ParameterLayout, refuse_running_statistics
 from sottovoce.problems.gradients.memory import free_memory
-from sottovoce.problems.gradients.methods import Loss, Method, Precision, ReplicaGradients
+from sottovoce.problems.gradients.methods import Compute, Loss, ReplicaGradients
 from sottovoce.randomness import Streams
+from sottovoce.storage.identity import identity
 
-Samples = tuple[Tensor, Tensor] | Dataset[Any]
+Samples = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
 _EVALUATED_AT_ONCE = 500
 _TENSORS_HELD = 3.5
 """States, their successors, steps, and half a tensor to work in."""
 
 
 class ModuleProblem(Problem):
-    """Training a module together: parameters are one vector (d,) for each agent.
+    """Training a module together: trainable parameters are one vector (d,) for each agent.
 
-    model: any module without statistics over samples. loss: `loss(outputs, targets)`, the mean over
-    a batch, such as `torch.nn.functional.cross_entropy`. data: for each agent its training samples,
-    a pair of tensors (inputs, targets) or a torch Dataset. validation: a list with one set for each
+    model: any module without statistics over samples; frozen parameters stay as they are. loss:
+    `loss(outputs, targets)`, the mean over a batch, such as `torch.nn.functional.cross_entropy`.
+    data: for each agent its training samples: a pair (inputs, targets) of tensors, arrays or lists,
+    a torch Dataset or a DataLoader, which is read once. validation: a list with one set for each
     agent, or one set for all. initialise: `initialise(model, run)` gives the module the public
-    starting weights of a run; the module's own weights serve when it is None. gradients, precision:
-    how replicas are computed, see `sottovoce.problems.gradients.methods`; `bfloat16` is quicker on a GPU.
+    starting weights of a run; the module's own weights serve when it is None. compute: how
+    gradients are computed; `Compute(precision="bfloat16")` is faster on a GPU.
 
     A stochastic gradient uses `batch` samples drawn with replacement, so that its expectation is
     the gradient of f_i (the paper's Assumption on gradients).
     """
 
     name: ClassVar[str] = "module"
+    scratch: ClassVar[frozenset[str]] = frozenset({"model", "layout", "_gradients"})
 
     def __init__(
         self,
@@ -45,11 +54,14 @@ class ModuleProblem(Problem):
         *,
         batch: int = 32,
         initialise: Callable[[nn.Module, int], None] | None = None,
-        gradients: Method = "auto",
-        precision: Precision = "float32",
+        compute: Compute = Compute(),  # noqa: B008
         device: str | torch.device = "cpu",
     ) -> None:
         refuse_running_statistics(model)
+        if not isinstance(data, tuple | list):
+            raise ProblemError(
+                f"data is a {type(data).__name__}; accepted: a list with one set for each agent"
+            )
         require_sizes(agents=len(data), batch=batch)
         self.device = torch.device(device)
         self.model, self.loss, self.batch = model.to(self.device), loss, batch
@@ -62,8 +74,8 @@ class ModuleProblem(Problem):
         self._gradients = ReplicaGradients(
             model,
             loss,
-            method=gradients,
-            precision=precision,
+            method=compute.method,
+            precision=compute.precision,
             device=self.device,
             shape=tuple(self._training.inputs.shape[1:]),
         )
@@ -170,6 +182,15 @@ class ModuleProblem(Problem):
         one_run = _TENSORS_HELD * self.agents * self.dimension * self.dtype.itemsize
         return max(1, int(0.7 * free_memory(self.device) / one_run))
 
+    @property
+    def spec(self) -> dict[str, Any]:
+        model = identity(self.model)
+        if self.initialise is not None:  # It replaces the module's own trainable weights.
+            model["state"] = {
+                name: one for name, one in model["state"].items() if name not in self.layout.names
+            }
+        return {**super().spec, "module": model}
+
     def describe(self) -> dict[str, Any]:
         return {
             "name": self.name,
@@ -194,18 +215,25 @@ class _AgentData:
     def of(
         cls, sets: Sequence[Samples], kind: str, dtype: torch.dtype, device: torch.device
     ) -> "_AgentData":
-        pairs = [_as_tensors(samples, kind, agent) for agent, samples in enumerate(sets)]
-        if all(inputs is pairs[0][0] for inputs, _ in pairs):
-            first = torch.zeros(len(pairs), dtype=torch.long)
-            inputs, targets = pairs[0]
+        read = {id(samples): _as_tensors(samples, kind, i) for i, samples in enumerate(sets)}
+        pairs = [read[id(samples)] for samples in sets]
+        first = torch.tensor([0] + [len(x) for x, _ in pairs[:-1]]).cumsum(0)
+        if all(x is pairs[0][0] and y is pairs[0][1] for x, y in pairs):
+            first, (inputs, targets) = torch.zeros_like(first), pairs[0]
         else:
-            first = torch.tensor([0] + [len(x) for x, _ in pairs[:-1]]).cumsum(0)
-            inputs, targets = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+            try:
+                inputs, targets = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+            except RuntimeError as error:
+                raise ProblemError(
+                    f"the agents' {kind} sets do not fit together: {error}"
+                ) from error
         counts = torch.tensor([len(x) for x, _ in pairs], device=device)
         inputs = inputs.to(device, dtype if inputs.is_floating_point() else inputs.dtype)
         if kind == "training":
             inputs = in_large_pages(inputs)
-        return cls(inputs, targets.to(device), first.to(device), counts)
+        whole = targets.dtype if targets.dtype == torch.bool else torch.long
+        targets = targets.to(device, dtype if targets.is_floating_point() else whole)
+        return cls(inputs, targets, first.to(device), counts)
 
     def rows(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Samples by their number within each agent's set: (runs, agents, n) -> (.., n, ...)."""
@@ -226,17 +254,37 @@ class _AgentData:
 
 
 def _as_tensors(samples: Samples, kind: str, agent: int) -> tuple[Tensor, Tensor]:
-    if isinstance(samples, Dataset):
-        items = [samples[i] for i in range(len(samples))]  # type: ignore[arg-type]
-        inputs = torch.stack([torch.as_tensor(item[0]) for item in items])
-        targets = torch.stack([torch.as_tensor(item[1]) for item in items])
-    else:
-        inputs, targets = samples
-    if not len(inputs) or len(inputs) != len(targets):
+    """Inputs and targets, a row each: a pair, a Dataset's items, or a DataLoader's batches."""
+    name = f"the {kind} set of agent {agent}"
+    try:
+        if isinstance(samples, DataLoader):
+            inputs, targets = map(torch.cat, _columns(samples))
+        elif isinstance(samples, IterableDataset):
+            inputs, targets = map(torch.stack, _columns(samples))
+        elif isinstance(samples, Dataset):
+            items = (samples[i] for i in range(len(samples)))  # type: ignore[arg-type]
+            inputs, targets = map(torch.stack, _columns(items))
+        elif isinstance(samples, tuple | list):
+            inputs, targets = map(plain_tensor, samples)
+        else:
+            raise TypeError("it holds no inputs and targets")
+    except (TypeError, ValueError, RuntimeError) as error:
         raise ProblemError(
-            f"the {kind} set of agent {agent} has {len(inputs)} inputs and {len(targets)} targets; "
-            "every agent needs at least one sample and as many targets as inputs"
+            f"{name} is a {type(samples).__name__} that cannot be read: {error}; accepted: a pair "
+            "(inputs, targets) of tensors, numpy arrays or lists, or a torch Dataset or DataLoader "
+            "of such pairs"
+        ) from error
+    counts = [one.shape[0] if one.ndim else 0 for one in (inputs, targets)]
+    if not counts[0] or counts[0] != counts[1]:
+        raise ProblemError(
+            f"{name} has {counts[0]} inputs and {counts[1]} targets; every agent needs at least "
+            "one sample and as many targets as inputs"
         )
     if inputs.is_floating_point():
-        require_finite(f"the {kind} set of agent {agent}", inputs)
+        require_finite(name, inputs)
     return inputs, targets
+
+
+def _columns(rows: Iterable[Any]) -> Iterator[list[Tensor]]:
+    """All inputs and all targets of pairs."""
+    return ([plain_tensor(one) for one in column] for column in zip(*rows, strict=True))

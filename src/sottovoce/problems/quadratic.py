@@ -4,23 +4,26 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from sottovoce.errors import ProblemError
-from sottovoce.problems.base import ConvexProblem, fingerprint, require_finite, require_sizes
+from sottovoce.problems.base import ConvexProblem, as_tensor, require_finite, require_sizes
 from sottovoce.randomness import Streams
+from sottovoce.storage.identity import fingerprint
 
 
 class Quadratic(ConvexProblem):
     """f_i(x) = ½ xᵀA_i x - b_iᵀx with Gaussian gradient noise; only the mean of A_i must be convex.
 
     curvature: symmetric A_i, (agents, d, d); target: b_i, (agents, d); noise: standard deviation of
-    each coordinate of a stochastic gradient.
+    each coordinate of a stochastic gradient. Tensors, numpy arrays and lists are accepted.
     """
 
     name: ClassVar[str] = "quadratic"
 
-    def __init__(self, curvature: Tensor, target: Tensor, noise: float = 1.0) -> None:
+    def __init__(self, curvature: ArrayLike, target: ArrayLike, noise: float = 1.0) -> None:
+        curvature, target = as_tensor("the curvature", curvature), as_tensor("the target", target)
         if target.ndim != 2 or curvature.shape != (*target.shape, target.shape[1]):
             raise ProblemError(
                 f"curvature {tuple(curvature.shape)} and target {tuple(target.shape)} do not fit; "

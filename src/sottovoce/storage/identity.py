@@ -191,9 +191,13 @@ def _module(model: nn.Module, seen: Seen) -> Any:
         ]
         for name, layer in model.named_modules()
     ]
-    frozen = [name for name, weight in model.named_parameters() if not weight.requires_grad]
-    state = {name: fingerprint(tensor) for name, tensor in model.state_dict().items()}
-    return {"module": str(model), "layers": layers, "state": state, "frozen": frozen}
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return {
+        "module": str(model),
+        "layers": layers,
+        "state": {name: fingerprint(tensor) for name, tensor in tensors},
+        "frozen": [name for name, weight in model.named_parameters() if not weight.requires_grad],
+    }
 
 
 def _object(value: Any, seen: Seen) -> Any:

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from sottovoce.errors import ProblemError
-from sottovoce.problems import ModuleProblem
+from sottovoce.problems import Compute, ModuleProblem
 from sottovoce.problems.data import models, partitions, sets
 from sottovoce.problems.gradients.methods import PRECISIONS, Precision
 from sottovoce.problems.module import Samples
@@ -84,7 +84,7 @@ class Training:
             validation,
             batch=self.batch,
             initialise=lambda model, run: models.initialise(model, run, self.activation),
-            precision=self.precision,
+            compute=Compute(precision=self.precision),
             device=self.device,
         )
 

@@ -8,6 +8,7 @@ convolutional stack is computed by kernels that take all replicas at once
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -26,6 +27,20 @@ Method = Literal["auto", "loop", "vmap", "fused"]
 METHODS = ("auto", "loop", "vmap", "fused")
 Precision = Literal["float32", "bfloat16"]
 PRECISIONS = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Compute:
+    """How gradients of many replicas are computed.
+
+    method: `auto` chooses among `loop`, `vmap` and `fused` by size and device. precision: of
+    activations; `bfloat16` needs `fused`.
+    """
+
+    method: Method = "auto"
+    precision: Precision = "float32"
+
+
 _VMAP_LIMIT = 100_000
 """On a CPU, dense models below this many parameters are quicker together."""
 
