@@ -76,9 +76,7 @@ def _known_states(view: View, round: int) -> Tensor | None:
     return None
 
 
-def score(
-    attempt: Attempt, reader: Reader, model: nn.Module, inputs: Inputs
-) -> tuple[Row, Tensor]:
+def score(attempt: Attempt, reader: Reader, model: nn.Module, inputs: Inputs) -> tuple[Row, Tensor]:
     """Read an estimate, and measure the images against the answer: a row and its images."""
     began = time.perf_counter()
     row = replace(attempt.row, inversion=reader.name)
@@ -112,9 +110,7 @@ def score(
         scale_known=estimate.scale_known,
         cosine=_median(cosines),
         relative_error=_median(
-            gradient_relative_error(
-                estimate.gradient, truth, scale_free=not estimate.scale_known
-            )
+            gradient_relative_error(estimate.gradient, truth, scale_free=not estimate.scale_known)
         ),
         state_error=_median(gradient_relative_error(estimate.state, answer.state.double())),
         errors=each([one if math.isfinite(one) else None for one in errors.tolist()]),

@@ -53,7 +53,9 @@ class AuditSettings:
         rounds = tuple(sorted(set(self.rounds)))
         object.__setattr__(self, "rounds", rounds)
         if not rounds or rounds[0] < 1:
-            raise AttackError(f"cannot attack round {min(rounds, default=None)}; rounds count from 1")
+            raise AttackError(
+                f"cannot attack round {min(rounds, default=None)}; rounds count from 1"
+            )
         if self.targets < 1:
             raise AttackError(f"{self.targets} targets were asked for; accepted: 1 or more")
         require_jitter(self.private_start)
@@ -65,7 +67,9 @@ class AuditSettings:
 
     def recorded_rounds(self) -> list[int]:
         """Every round that the attacks need."""
-        needed = {k for round in self.rounds for attack in self.attacks for k in attack.rounds(round)}
+        needed = {
+            k for round in self.rounds for attack in self.attacks for k in attack.rounds(round)
+        }
         return sorted(needed.union(self.rounds))
 
 

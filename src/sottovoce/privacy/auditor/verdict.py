@@ -105,6 +105,12 @@ class Row:
         private = "" if law == "deterministic" else f" ({law} law)"
         return f"{self.algorithm.partition(':')[0].upper()}{private}: {how}"
 
+    @property
+    def share(self) -> str:
+        """How many images were recovered, with the interval and how many were attacked."""
+        fewer = "" if self.attacked == self.targets else f", {self.attacked} attacked"
+        return f"{self.recovered} of {self.targets} ({self.low:.0%} to {self.high:.0%}){fewer}"
+
     def __str__(self) -> str:
         """One line for people who wait."""
         error = self.median_error
@@ -134,7 +140,9 @@ class Audit:
         """The row that recovered most, the lower median error deciding between equals."""
         case = (algorithm, adversary, round)
         ran = [r for r in self.rows if (r.algorithm, r.adversary, r.round) == case and r.attacked]
-        return min(ran, key=lambda row: (-row.recovered, row.median_error or math.inf), default=None)
+        return min(
+            ran, key=lambda row: (-row.recovered, row.median_error or math.inf), default=None
+        )
 
     @property
     def controls_passed(self) -> bool | None:

@@ -189,9 +189,7 @@ class LinearLayer(Reader):
 
     def suits(self, model: nn.Module, inputs: Inputs, estimate: Estimate, noisy: bool) -> bool:
         return (
-            estimate.signs_known
-            and inputs.batch_size == 1
-            and dense_first_layer(model) is not None
+            estimate.signs_known and inputs.batch_size == 1 and dense_first_layer(model) is not None
         )
 
     def _invert(
