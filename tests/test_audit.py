@@ -18,7 +18,8 @@ from sottovoce.privacy.auditor import Audit, audit
 from sottovoce.privacy.auditor.scores import Effort
 from sottovoce.privacy.auditor.targets import Recorded
 from sottovoce.privacy.readers import Search
-from sottovoce.studies import Study, audit_study
+from sottovoce.studies import Study
+from sottovoce.studies.audited import audit_study
 from sottovoce.studies.leakage import image_problem
 
 STEPSIZE = parse_stepsize("experiment:0.1/k")

@@ -14,8 +14,11 @@ import torch
 
 from sottovoce.errors import ProblemError
 from sottovoce.simulation.options import Options
-from sottovoce.studies import Study, Training, mnist, noise
-from sottovoce.studies.learning import PAPER_TABLE
+from sottovoce.studies import Study
+from sottovoce.studies.learning import LearningSettings
+from sottovoce.studies.mnist import mnist_study
+from sottovoce.studies.noise import PAPER_TABLE, NoiseSettings, noise_study
+from sottovoce.studies.training import Training
 
 ROOT = Path(__file__).parents[1]
 QUICK = Training(epochs=2, batch=16)
@@ -23,7 +26,7 @@ QUICK = Training(epochs=2, batch=16)
 
 @pytest.fixture(scope="module")
 def study() -> Study:
-    return mnist(QUICK, runs=2, insecure_seed=1)
+    return mnist_study(LearningSettings(training=QUICK, runs=2, insecure_seed=1))
 
 
 def test_two_epochs_of_the_shipped_subset_teach_every_agent(study):
@@ -53,7 +56,8 @@ def test_every_agents_holding_is_shown(study):
 
 
 def test_counting_iterations_stops_learning_and_the_study_says_so(study):
-    slow = mnist(Training(epochs=2, batch=16, schedule="iteration"), runs=1, insecure_seed=1)
+    training = Training(epochs=2, batch=16, schedule="iteration")
+    slow = mnist_study(LearningSettings(training=training, runs=1, insecure_seed=1))
     assert any("learning all but stops" in finding for finding in slow.findings)
     counted = slow.data["results"]["PDSGD"]["validation_accuracy"]["mean"][-1]
     epochs = study.data["results"]["PDSGD"]["validation_accuracy"]["mean"][-1]
@@ -61,9 +65,10 @@ def test_counting_iterations_stops_learning_and_the_study_says_so(study):
 
 
 def test_the_noise_table_stands_beside_the_papers():
-    table = noise(
-        Training(epochs=1, batch=32), levels=(0.0, 1.0), runs=1, attacked=2, insecure_seed=1
+    asked = NoiseSettings(
+        training=Training(epochs=1, batch=32), levels=(0.0, 1.0), runs=1, targets=2, insecure_seed=1
     )
+    table = noise_study(asked)
     rows = {row[0]: row for row in table.tables[0].rows}
     assert tuple(rows["NoisyDSGD, noise 1"][3:5]) == ("0.0995", "0.0993")
     results = table.data["results"]
@@ -139,7 +144,7 @@ def test_the_readmes_example_of_an_own_model_runs_and_is_short():
 
 @pytest.mark.slow
 def test_the_small_model_reaches_nine_tenths_on_the_shipped_subset():
-    study = mnist(Training(), runs=3, insecure_seed=1)
+    study = mnist_study(LearningSettings(runs=3, insecure_seed=1))
     assert study.data["results"]["PDSGD"]["validation_accuracy"]["mean"][-1] >= 0.90
 
 

@@ -62,6 +62,13 @@ class Series:
                 )
 
 
+def banded(
+    label: str, x: Sequence[float], band: Mapping[str, Sequence[float]], *, dashed: bool = False
+) -> Series:
+    """A line with its band from the JSON of a `Band`: `mean`, `low` and `high`."""
+    return Series(label, x, band["mean"], band["low"], band["high"], dashed)
+
+
 def line_chart(
     series: Sequence[Series],
     *,
@@ -69,20 +76,21 @@ def line_chart(
     x_title: str,
     y_title: str,
     subtitle: str = "",
-    log_x: bool = False,
-    log_y: bool = False,
+    log: Literal["", "x", "y", "xy"] = "",
     rules: Sequence[tuple[float, str]] = (),
-    width: int = 640,
-    height: int = 360,
+    size: tuple[int, int] = (640, 360),
 ) -> alt.LayerChart:
     """Draw lines with shaded bands and labelled horizontal rules; clicking the legend fades lines.
 
+    log: the axes that are logarithmic; size: width and height of the plot in pixels.
     Colour and dash both tell lines apart, in the order given. A value that its axis cannot show
     (not finite, or not positive on a logarithmic axis) leaves a gap in the line; the lower edge of
     a band is then clipped to the smallest positive value shown.
     """
     import altair as alt
 
+    width, height = size
+    log_x, log_y = "x" in log, "y" in log
     labels = [one.label for one in series]
     if len(set(labels)) != len(labels):
         raise SottovoceError(f"labels of series must differ; given {labels}")

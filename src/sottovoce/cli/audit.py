@@ -5,8 +5,6 @@ from typing import Annotated
 
 import typer
 
-from sottovoce import studies
-from sottovoce.cli.learn import Epochs
 from sottovoce.cli.options import (
     AsJson,
     GraphName,
@@ -27,6 +25,10 @@ from sottovoce.privacy.auditor.scores import THRESHOLD, Effort, Row
 from sottovoce.privacy.auditor.targets import Recorded
 from sottovoce.privacy.readers import Search
 from sottovoce.stepsizes import parse_stepsize
+from sottovoce.studies import frontier as frontiers
+from sottovoce.studies import hidden_states
+from sottovoce.studies import leakage as leaks
+from sottovoce.studies.audited import AuditSettings, audit_images
 from sottovoce.studies.frontier import LEVELS, Sizes
 from sottovoce.studies.leakage import row_line
 
@@ -44,6 +46,7 @@ Restarts = Annotated[int, typer.Option(min=1, help="Starting points of an invers
 Data = Annotated[str, typer.Option(help="subset (shipped), mnist or fashion-mnist.")]
 DataDir = Annotated[str | None, typer.Option(help="Folder of IDX files (or set SOTTOVOCE_DATA).")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Epochs = Annotated[int, typer.Option(min=1, help="Passes over an agent's data.")]
 _ROWS = "finished-rows"
 
 
@@ -104,7 +107,7 @@ def audit(
     A stopped audit goes on where it was when the same command is given again.
     """
     network = parse_graph(graph, mixing_weights)
-    settings = studies.AuditSettings(
+    settings = AuditSettings(
         algorithms=tuple(parse_algorithm(text) for text in algorithm or ["pdsgd"]),
         stepsize=parse_stepsize(stepsize),
         adversaries=tuple(
@@ -122,7 +125,7 @@ def audit(
         ),
         private_start=private_start,
     )
-    study = studies.audit_images(
+    study = audit_images(
         settings,
         graph=network,
         model=model,
@@ -160,7 +163,7 @@ def leakage(
     as_json: AsJson = False,
 ) -> None:
     """The attack figures: images recovered under DSGD and PDSGD, and the error over iterations."""
-    study = studies.leakage(
+    study = leaks.leakage(
         model,
         graph=parse_graph(graph),
         round=round,
@@ -189,7 +192,7 @@ def states(
     as_json: AsJson = False,
 ) -> None:
     """The remark that states stay hidden until consensus: what observers know of them."""
-    study = studies.states(
+    study = hidden_states.states(
         graph=parse_graph(graph),
         scale=scale,
         insecure_seed=insecure_seed,
@@ -223,7 +226,7 @@ def frontier(
     first, _, last = part.partition("/")
     if not (first.isdecimal() and last.isdecimal()):
         raise AttackError(f"part {part!r} is not understood; accepted: 1/1, 2/4, ...")
-    study = studies.frontier(
+    study = frontiers.frontier(
         level or LEVELS,
         Sizes(runs=runs, epochs=epochs, targets=targets, iterations=iterations, restarts=restarts),
         folder=out / "pieces",

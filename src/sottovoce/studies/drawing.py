@@ -1,143 +1,14 @@
-"""The pictures of every experiment, drawn from its saved data."""
+"""The pictures of the studies of leakage, drawn from their saved data."""
 
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from sottovoce.charts import Series, line_chart, panel
 from sottovoce.charts.images import image_grid
+from sottovoce.studies.leakage import leakage_study
+from sottovoce.studies.study import Data, Kind, register
 
 if TYPE_CHECKING:
     import altair as alt
-
-Data = Mapping[str, Any]
-_LAW_LABELS = {
-    "uniform": "uniform on [0, 2 mean]",
-    "experiment": "(1 - r/k)/k with r uniform on [0, 1], the experiments' law",
-}
-_RATE_TITLES = {"consensus": "Consensus error", "gradient_norm": "Gradient norm at the mean"}
-
-
-def draw(name: str, data: Data) -> "dict[str, alt.LayerChart | alt.ConcatChart]":
-    """All charts of a study by name; a study without charts has none."""
-    makers = _CHARTS.get(name, {})
-    return {chart: make(data) for chart, make in makers.items()}
-
-
-def _band(label: str, x: Any, band: Mapping[str, Any], *, dashed: bool = False) -> Series:
-    return Series(label, x, band["mean"], band["low"], band["high"], dashed=dashed)
-
-
-def _estimation(data: Data) -> "alt.ConcatChart":
-    charts = []
-    for study in data["scales"]:
-        curves = study["curves"]
-        rounds = curves["rounds"][1:]
-        series = []
-        for name in (key.removesuffix(".distance") for key in curves if ".distance" in key):
-            band = {key: values[1:] for key, values in curves[f"{name}.distance"].items()}
-            band["low"] = [max(0.0, value) for value in band["low"]]
-            series.append(_band(name, rounds, band))
-        charts.append(
-            line_chart(
-                series,
-                title=f"M uniform on [0, {study['scale']:g}]",
-                subtitle=f"mean of {data['runs']:,} runs, 95 % band",
-                x_title="round k",
-                y_title="distance to the optimum",
-                log_x=True,
-                log_y=True,
-                width=360,
-                height=300,
-            )
-        )
-    return panel(charts, columns=len(charts))
-
-
-def _bound(data: Data) -> "alt.LayerChart":
-    kappa = data["kappa"]
-    series = [
-        Series(_LAW_LABELS[name], data["rounds"], values)
-        for name, values in data["entropy_nats"].items()
-    ]
-    return line_chart(
-        series,
-        title="Uncertainty left about a gradient entry",
-        subtitle=f"h(g | λg) in nats, g uniform on [-{kappa:g}, {kappa:g}]",
-        x_title="round k",
-        y_title="conditional entropy (nats)",
-        log_x=True,
-        rules=[(float(np.log(2 * kappa)), "nothing seen: ln 2κ")],
-    )
-
-
-def _rates(data: Data) -> "alt.ConcatChart":
-    charts = []
-    for metric, title in _RATE_TITLES.items():
-        series = []
-        for case, curves in data["curves"].items():
-            band = {key: values[1:] for key, values in curves[metric].items()}
-            series.append(_band(case, curves["rounds"][1:], band))
-        rounds, start = series[0].x, series[0].y[0]
-        slope = [start * k**-0.5 for k in rounds]
-        series.append(Series("slope -1/2", rounds, slope, dashed=True))
-        charts.append(
-            line_chart(
-                series,
-                title=title,
-                subtitle=f"PDSGD, mean of {data['runs']} runs, 95 % band",
-                x_title="round k",
-                y_title=title.lower(),
-                log_x=True,
-                log_y=True,
-                width=420,
-                height=320,
-            )
-        )
-    return panel(charts, columns=2)
-
-
-def _mnist(data: Data) -> "alt.LayerChart":
-    series = []
-    for name, curves in data["results"].items():
-        epochs = [round / data["rounds_an_epoch"] for round in curves["rounds"]]
-        for kind in ("training", "validation"):
-            band = curves[f"{kind}_accuracy"]
-            series.append(_band(f"{name}, {kind}", epochs, band, dashed=kind == "validation"))
-    return line_chart(
-        series,
-        title="Accuracy of the agents' models",
-        subtitle=f"mean over agents and {data['runs']} runs, 95 % band",
-        x_title="epoch",
-        y_title="accuracy",
-    )
-
-
-def _noise(data: Data) -> "alt.LayerChart":
-    shown = [
-        (level, data["results"][f"NoisyDSGD, noise {level:g}"]["validation_accuracy"])
-        for level in data["levels"]
-        if level > 0
-    ]
-    levels = [level for level, _ in shown]
-    bands = {key: [band[key][-1] for _, band in shown] for key in ("mean", "low", "high")}
-    paper = [
-        (level, data["paper"][f"{level:g}"][1]) for level in levels if f"{level:g}" in data["paper"]
-    ]
-    private = data["results"]["PDSGD"]["validation_accuracy"]["mean"][-1]
-    return line_chart(
-        [
-            _band("NoisyDSGD, here", levels, bands),
-            Series("NoisyDSGD, paper", [x for x, _ in paper], [y for _, y in paper], dashed=True),
-        ],
-        title="Validation accuracy under gradient noise",
-        subtitle=f"mean of {data['runs']} runs, 95 % band",
-        x_title="standard deviation of the noise",
-        y_title="validation accuracy",
-        log_x=True,
-        rules=[(private, "PDSGD, no noise")],
-    )
 
 
 def _recovered(data: Data) -> "alt.LayerChart":
@@ -161,8 +32,7 @@ def _dlg_error(data: Data) -> "alt.LayerChart":
         subtitle=f"summed squared error, median and quartiles of {data['targets']} images",
         x_title="iteration + 1",
         y_title="summed squared error",
-        log_x=True,
-        log_y=True,
+        log="xy",
         rules=[(data["blind"], "blind guess")],
     )
 
@@ -178,8 +48,7 @@ def _states(data: Data) -> "alt.LayerChart":
         subtitle="error divided by the distance of the state from the public start",
         x_title="round k",
         y_title="relative error",
-        log_x=True,
-        log_y=True,
+        log="xy",
         rules=[(1.0, "nothing seen")],
     )
 
@@ -210,10 +79,9 @@ def _frontier(data: Data) -> "alt.ConcatChart":
             subtitle="best attack; above the line it does worse than a blind guess",
             x_title="validation accuracy",
             y_title="error of the recovered image",
-            log_y=True,
+            log="y",
             rules=[(data["blind"], "blind guess")],
-            width=420,
-            height=340,
+            size=(420, 340),
         )
         for who in data["points"][0]["attacks"]
     ]
@@ -238,26 +106,24 @@ def _frontier(data: Data) -> "alt.ConcatChart":
             subtitle=f"mean and range of {data['sizes']['runs']} runs",
             x_title="noise left on a gradient for an eavesdropper who knows nothing of it",
             y_title="validation accuracy",
-            log_x=True,
+            log="x",
             rules=[
                 (point["accuracy"], f"{point['family']}, {point['law']} law")
                 for point in families.get("PDSGD, scalar mixing", [])[:1]
             ],
-            width=420,
-            height=340,
+            size=(420, 340),
         )
     )
     return panel(charts, columns=2)
 
 
-_CHARTS: dict[str, dict[str, Callable[[Data], Any]]] = {
-    "estimation": {"estimation": _estimation},
-    "bound": {"bound": _bound},
-    "rates": {"rates": _rates},
-    "mnist": {"mnist": _mnist},
-    "noise": {"noise": _noise},
-    "frontier": {"frontier": _frontier},
-    "leakage": {"leakage-images": _recovered, "leakage-error": _dlg_error},
-    "states": {"states": _states},
-    "audit": {"audit-images": _audited},
-}
+register(Kind("frontier", {"frontier": _frontier}))
+register(
+    Kind(
+        "leakage",
+        {"leakage-images": _recovered, "leakage-error": _dlg_error},
+        run=leakage_study,
+    )
+)
+register(Kind("states", {"states": _states}))
+register(Kind("audit", {"audit-images": _audited}))

@@ -28,7 +28,7 @@ from sottovoce.simulation.result import Result
 from sottovoce.simulation.runner import simulate
 from sottovoce.simulation.transcript import Recording, Transcript
 from sottovoce.stepsizes import Deterministic, Experiment, Law, Stepsize
-from sottovoce.studies.bound import bound_study
+from sottovoce.studies.bound import BoundSettings, bound_study
 from sottovoce.studies.training import Training
 
 Say = Callable[[str], None]
@@ -336,7 +336,7 @@ def _filters(vector: Tensor, layer: Tensor) -> str:
 
 def _bound(size: Size) -> dict[str, Any]:
     """Uncertainty about a gradient entry against the count k, for each stepsize law."""
-    curves = bound_study(kappa=_KAPPA, samples=1000).data
+    curves = bound_study(BoundSettings(kappa=_KAPPA, samples=1000)).data
     prior = UniformPrior(_KAPPA)
     return {
         **{name: curves[name] for name in ("kappa", "rounds", "entropy_nats")},

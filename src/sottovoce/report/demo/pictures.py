@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sottovoce.charts import Series, line_chart, panel
 from sottovoce.charts.style import FONT, INK, PALETTE, SOFT_INK, heading, styled
-from sottovoce.studies.drawing import draw
+from sottovoce.studies.study import draw
 
 if TYPE_CHECKING:
     import altair as alt
@@ -35,8 +35,7 @@ def accuracy(data: Data) -> "alt.LayerChart":
         "the band reaches from the lowest to the highest run",
         x_title="round",
         y_title="validation accuracy",
-        width=680,
-        height=340,
+        size=(680, 340),
     )
 
 
