@@ -30,12 +30,14 @@ def command(
     show: Callable[[Any, Path, bool, bool], None] = finish,
     parts: str = "checkpoint",
     temporary: bool = False,
+    shared: bool = False,
 ) -> Callable[..., None]:
     """A command whose options are the fields of `settings`, and its help `run`'s docstring.
 
     out: the folder for files unless `--out` names another. show: gets what `run` returns, the
     folder, and whether `--json` and `--report` were given. parts: the subfolder that unfinished
-    work is kept in, locked meanwhile; temporary: whether it goes once the answer is written.
+    work is kept in, locked meanwhile; temporary: whether it goes once the answer is written;
+    shared: whether other processes may work there, too.
     """
 
     def call(**given: Any) -> None:
@@ -48,7 +50,7 @@ def command(
         )
         notes.quiet = common["quiet"]
         try:
-            with _locked(folder / parts):
+            with _locked(folder / parts, shared):
                 show(run(asked, execution), folder, common["as_json"], common["report"])
                 if temporary:
                     shutil.rmtree(folder / parts)
@@ -62,9 +64,9 @@ def command(
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _locked(folder: Path, shared: bool) -> Iterator[None]:
     """Hold the folder; where the work left nothing in it, leave no folder either."""
-    with lock(folder):
+    with lock(folder, shared):
         try:
             yield
         finally:

@@ -21,21 +21,23 @@ from sottovoce.studies.study import Data, Kind, Study, Table, register
 if TYPE_CHECKING:
     import altair as alt
 
-_Texts = tuple[str, ...]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ImageAuditSettings(Images, OnGraph):
     """An audit of one of the package's networks; `audit` itself takes any model and data."""
 
-    algorithm: _Texts = option(
+    algorithm: tuple[str, ...] = option(
         ("pdsgd",), "dsgd, pdsgd:coordinate, noisy-dsgd:0.01, zero-sum:0.1, ...; repeatable."
     )
     stepsize: str = option("experiment:0.1/k", "Law and schedule: experiment:0.1/k, uniform:0.1/k.")
-    adversary: _Texts = option(("eavesdropper",), "eavesdropper or agents:1,3; repeatable.")
-    knows: _Texts = option((), "Side information: state, stepsizes; repeatable.")
-    attack: _Texts = option((), "An attack by name; all unless given; repeatable.")
-    method: _Texts = option((), "A reader by name; all that suit unless given; repeatable.")
+    adversary: tuple[str, ...] = option(
+        ("eavesdropper",), "eavesdropper or agents:1,3; repeatable."
+    )
+    knows: tuple[str, ...] = option((), "Side information: state, stepsizes; repeatable.")
+    attack: tuple[str, ...] = option((), "An attack by name; all unless given; repeatable.")
+    method: tuple[str, ...] = option(
+        (), "A reader by name; all that suit unless given; repeatable."
+    )
     controls: bool = option(True, "Read the exact gradient and noise, too.")
     private_start: float = option(
         0.0, "Standard deviation of private numbers added to the starting point."

@@ -344,19 +344,19 @@ def _study(points: list[dict[str, Any]], settings: FrontierSettings) -> Study:
     )
 
 
-def _is_noisy(point: dict[str, Any]) -> bool:
+def _is_noisy(point: Data) -> bool:
     return bool(point["effective_noise"])
 
 
-def _law(point: dict[str, Any]) -> str:
+def _law(point: Data) -> str:
     return "" if point["law"] == "deterministic" else f", {point['law']} law"
 
 
-def _withstands(point: dict[str, Any]) -> bool:
+def _withstands(point: Data) -> bool:
     return all(found["error"] >= found["blind"] for found in point["attacks"].values())
 
 
-def _recommendation(points: list[dict[str, Any]], settings: FrontierSettings) -> list[str]:
+def _recommendation(points: Sequence[Data], settings: FrontierSettings) -> list[str]:
     """The most accurate setting that no attack beats the blind guess on, against plain PDSGD."""
     plain = [p for p in points if (p["family"], p["law"]) == ("PDSGD, scalar mixing", "experiment")]
     safe = [point for point in points if _withstands(point)]
@@ -375,7 +375,7 @@ def _recommendation(points: list[dict[str, Any]], settings: FrontierSettings) ->
     return [f"{text}. Labels still leak: {leaked} of {settings.targets} are read off its messages."]
 
 
-def _at_equal_noise(points: list[dict[str, Any]]) -> list[str]:
+def _at_equal_noise(points: Sequence[Data]) -> list[str]:
     """How far each family of zero-sum noise lies above NoisyDSGD, level by level."""
     noisy = {p["effective_noise"]: p for p in points if p["family"] == "NoisyDSGD"}
     said = []
@@ -450,4 +450,6 @@ def _chart(data: Data) -> "alt.ConcatChart":
     return panel(charts, columns=2)
 
 
-register(Kind("frontier", {"frontier": _chart}, FrontierSettings, frontier_study))
+register(
+    Kind("frontier", {"frontier": _chart}, FrontierSettings, frontier_study, parts_are_shared=True)
+)

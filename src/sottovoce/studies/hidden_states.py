@@ -129,7 +129,7 @@ def _errors(transcript: Transcript, rounds: tuple[int, ...]) -> dict[str, Tensor
 
 
 def verdict(ratios: Tensor) -> Verdict:
-    """Whether an observer's best guess of x_j is no nearer than half the way to a neighbour's state.
+    """Whether an observer's best guess of x_j is off by half the distance of a neighbour or more.
 
     ratios: (rounds, samples), the guess's error divided by the distance between neighbours. Decided
     round by round, by the 95 % interval of the mean.

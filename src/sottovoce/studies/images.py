@@ -30,8 +30,7 @@ class Images:
 
     model: str = option("small", "paper (1,676,266 parameters) or small (19,430).")
     init: str | None = option(
-        None,
-        "Starting weights: trainable (standardised pixels) or glorot:4, by default for paper alone.",
+        None, "Starting weights: trainable (standardised pixels) or, paper's default, glorot:4."
     )
     data: str = option("subset", "subset (shipped), mnist or fashion-mnist.")
     data_dir: str | None = option(None, "Folder of IDX files (or set SOTTOVOCE_DATA).")

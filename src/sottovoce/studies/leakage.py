@@ -56,9 +56,6 @@ class LeakageSettings(Images, OnGraph):
     scale: float | None = option(
         None, "c in the mean stepsize c/k: 0.05, or 0.005 for the paper's CNN."
     )
-    confined: bool | None = option(
-        None, "Keep dlg in the pixel box; by default for the paper's CNN alone."
-    )
 
 
 def leakage_study(
@@ -73,7 +70,7 @@ def leakage_study(
     graph = settings.network()
     problem, inputs = settings.problem(graph.agents)
     settings = _decided(settings, jumps(problem.model))
-    search = _search(settings)
+    search, confined = _search(settings), settings.model == "paper"
     asked = AuditSettings(
         rounds=(settings.round,),
         targets=settings.targets,
@@ -93,7 +90,7 @@ def leakage_study(
         now = replace(
             asked,
             attacks=[attack] if attack else [],
-            readers=[reader_named(name, search, bool(settings.confined)) for name in names],
+            readers=[reader_named(name, search, confined) for name in names],
             controls=attack is None,
         )
         found.append(audit(problem, algorithm, graph, inputs, now, execution, recordings[case]))
@@ -119,7 +116,7 @@ def leakage_study(
             "restarts": settings.restarts,
             "iterations": settings.iterations,
             "warmup": settings.warmup,
-            "confined": settings.confined,
+            "confined": confined,
             "graph": graph.describe(),
             "problem": problem.describe(),
             "blind": blind,
@@ -134,13 +131,12 @@ def leakage_study(
 
 def _decided(settings: LeakageSettings, rough: bool) -> LeakageSettings:
     """The settings with every choice that was left open; rough: whether gradients jump."""
-    paper, scale, confined = settings.model == "paper", settings.scale, settings.confined
+    scale = 0.005 if settings.model == "paper" else 0.05
     return replace(
         settings,
         init=settings.start,
         warmup=1000 * rough if settings.warmup is None else settings.warmup,
-        scale=(0.005 if paper else 0.05) if scale is None else scale,
-        confined=paper if confined is None else confined,
+        scale=scale if settings.scale is None else settings.scale,
         insecure_seed=settings.insecure_seed or 0,
     )
 
@@ -184,8 +180,8 @@ def findings(rows: Mapping[str, Row], blind: float) -> list[str]:
     for law in ("experiment", "uniform"):
         if row := rows.get(f"PDSGD ({law} law): elimination + projection"):
             found.append(
-                f"Elimination + projection on round {row.round} of PDSGD, {law} law, has the median "
-                f"error {_shown(row)}: "
+                f"Elimination + projection on round {row.round} of PDSGD, {law} law, has the "
+                f"median error {_shown(row)}: "
                 + (
                     "an observer of two messages of one sender removes its state."
                     if _succeeds(row, blind)

@@ -1,4 +1,4 @@
-"""What everybody knows of the mechanism behind a view: whether it adds noise, how factors spread."""
+"""What everybody knows of the mechanism behind a view: its noise, and how its factors spread."""
 
 from sottovoce.privacy.adversaries import View
 from sottovoce.privacy.attacks import base

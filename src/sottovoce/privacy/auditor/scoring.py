@@ -1,9 +1,10 @@
-"""From what an adversary sees to a row: estimate the gradients, read them, compare with the truth."""
+"""From what an adversary sees to a row: estimate gradients, read them, compare with the truth."""
 
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,8 @@ from sottovoce.privacy.readers.metrics import (
     ssim,
     success_rate,
 )
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +103,7 @@ def score(attempt: Attempt, reader: Reader, model: nn.Module, inputs: Inputs) ->
     cosines = gradient_cosine(estimate.gradient, truth).abs()
     images = images.nan_to_num(0, 0, 0)
 
-    def each(values: Sequence[object]) -> tuple[object, ...]:
+    def each(values: Sequence[T]) -> tuple[T | None, ...]:
         placed = dict(zip(attempt.attacked, values, strict=True))
         return tuple(placed.get(place) for place in range(row.targets))
 

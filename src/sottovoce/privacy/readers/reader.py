@@ -183,7 +183,7 @@ class Likelihood(Magnitude):
 
 @dataclass(frozen=True)
 class LinearLayer(Reader):
-    """Read the input of a dense first layer from its gradient (`linear_layer`), without a search."""
+    """Read the input of a dense first layer from its gradient (`linear_layer`); no search."""
 
     name: ClassVar[str] = "linear-layer"
 

@@ -1,4 +1,4 @@
-"""Gradient matching as a search: how hard it tries, what it finds, and the batched problem behind it.
+"""Gradient matching as a search: how hard it tries, what it finds, and the batched problem.
 
 All targets and restarts are solved in one computation.
 """
