@@ -36,12 +36,14 @@ def command(
     show: Callable[[Any, Path, bool, bool], None] = finish,
     parts: str = "checkpoint",
     temporary: bool = False,
+    shared: bool = False,
 ) -> Callable[..., None]:
     """A command whose options are the fields of `settings`, and its help `run`'s docstring.
 
     out: the folder for files unless `--out` names another. show: gets what `run` returns, the
     folder, and whether `--json` and `--report` were given. parts: the subfolder that unfinished
-    work is kept in, locked meanwhile; temporary: whether it goes once the answer is written.
+    work is kept in, locked meanwhile; temporary: whether it goes once the answer is written;
+    shared: whether other processes may work there, too.
     """
 
     def call(**given: Any) -> None:
@@ -51,7 +53,7 @@ def command(
         progress = show_progress() and not how.quiet
         notes.quiet = how.quiet
         try:
-            with _locked(folder):
+            with _locked(folder, shared):
                 found = run(asked, Execution(folder, how.fresh, progress, _say))
                 show(found, how.out, how.as_json, how.report)
                 if temporary:
@@ -83,10 +85,10 @@ def _parameters(settings: type) -> Iterator[Parameter]:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _locked(folder: Path, shared: bool) -> Iterator[None]:
     """Hold the folder; where the work left nothing in it, leave no folder either."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
-    with lock(folder):
+    with lock(folder, shared):
         try:
             yield
         finally:

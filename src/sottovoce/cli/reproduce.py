@@ -5,7 +5,6 @@ from pathlib import Path
 
 import typer
 
-from sottovoce.cli import audit
 from sottovoce.cli.fields import command
 from sottovoce.cli.show import print_json, print_table, print_written
 from sottovoce.studies.everything import INTRO, EverythingSettings, everything, verdicts
@@ -31,9 +30,10 @@ app.command("all")(command(EverythingSettings, everything, _RESULTS / "all", _sh
 for kind in kinds().values():
     if kind.settings and kind.run:
         made = command(
-            kind.settings, kind.run, _RESULTS / kind.name, temporary=kind.parts_are_temporary
+            kind.settings,
+            kind.run,
+            _RESULTS / kind.name,
+            temporary=kind.parts_are_temporary,
+            shared=kind.parts_are_shared,
         )
         app.command(kind.name)(made)
-app.command("leakage")(audit.leakage)
-app.command("states")(audit.states)
-app.command("frontier")(audit.frontier)

@@ -9,6 +9,7 @@ from sottovoce.charts import Series, banded, line_chart
 from sottovoce.mechanisms import PDSGD, NoisyDSGD
 from sottovoce.stepsizes import Deterministic, Experiment
 from sottovoce.storage.execution import Execution
+from sottovoce.studies.images import Images
 from sottovoce.studies.judging import Verdict, all_hold, judge
 from sottovoce.studies.learning import METRICS, Case, LearningSettings, difference, shown, train
 from sottovoce.studies.noise_attack import PAPER_DLG_ERRORS, noise_attack
@@ -126,16 +127,15 @@ def _dlg_errors(settings: NoiseSettings) -> dict[float, float | None]:
     if not settings.targets:
         return {}
     training = settings.training
-    found = noise_attack(
-        settings.levels,
+    images = Images(
         model=training.model,
-        graph=settings.network(),
-        targets=settings.targets,
+        init="trainable",
         data=training.data,
         data_dir=training.data_dir,
         device=training.device,
-        insecure_seed=settings.insecure_seed,
     )
+    network, seed = settings.network(), settings.insecure_seed
+    found = noise_attack(settings.levels, images, network, settings.targets, seed)
     return {level: row.median_error for level, row in found.items()}
 
 

@@ -105,7 +105,8 @@ class Kind:
     """A study known by name: how to draw it and, where `reproduce` offers it, how to run it.
 
     charts: a function of the study's data for each picture; run: (settings, execution) -> Study;
-    parts_are_temporary: whether what it keeps in the execution's folder goes once it is written.
+    parts_are_temporary: whether what it keeps in the execution's folder goes once it is written;
+    parts_are_shared: whether several processes may work in one folder.
     """
 
     name: str
@@ -113,6 +114,7 @@ class Kind:
     settings: type | None = None
     run: Callable[[Any, Execution], Study] | None = None
     parts_are_temporary: bool = False
+    parts_are_shared: bool = False
 
 
 _KINDS: dict[str, Kind] = {}
