@@ -27,6 +27,7 @@ SETTINGS["all"] = EverythingSettings
 CHOICES: dict[str, tuple[Any, ...]] = {
     "model": ("paper", "small"),
     "data": ("subset", "mnist", "fashion-mnist"),
+    "part": ("1/1", "2/4"),
 }
 
 
@@ -62,7 +63,8 @@ def value_of(one: Any, hint: Any) -> strategies.SearchStrategy[Any]:
     if hint is int:
         return strategies.integers(-(10**9) if least is None else least, 10**9)
     if hint is float:
-        return strategies.floats(allow_nan=False, allow_infinity=False)
+        positive = 1e-30 if one.name == "levels" else None
+        return strategies.floats(positive, allow_nan=False, allow_infinity=False)
     if hint is bool:
         return strategies.booleans()
     assert hint is str
