@@ -1,6 +1,7 @@
 """`sottovoce demo`: the whole story in one command."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +28,7 @@ def demo(
     import torch
 
     from sottovoce.report import demo as story
+    from sottovoce.storage.execution import Execution
 
     # Batches of one image are too small to divide: a second thread only waits for the first.
     torch.set_num_threads(1)
@@ -37,8 +39,8 @@ def demo(
         notes.print(f"[{passed // 60}:{passed % 60:02d}] {text}", markup=False, soft_wrap=True)
 
     out.mkdir(parents=True, exist_ok=True)
-    size = story.QUICK if quick else story.Size()
-    study = story.demo(size, insecure_seed=insecure_seed, progress=show_progress(), say=say)
+    settings = replace(story.QUICK if quick else story.DemoSettings(), insecure_seed=insecure_seed)
+    study = story.demo_study(settings, Execution(progress=show_progress(), say=say))
     say("Writing the page ...")
     written = story.write_demo(study, out)
     print_study(study, as_json, written)

@@ -59,7 +59,7 @@ def audit(
     with table.store.lock(), bar as advance:
         if recorded is None:
             asked = {**public, "algorithms": [code_of(one) for one in algorithms]}
-            settings = replace(settings, insecure_seed=_seed(settings, table.store, asked))
+            settings = replace(settings, insecure_seed=_seed(settings, execution.store(), asked))
         for one in algorithms:
             made = recorded or record(problem, one, graph, inputs, settings)
             if made.accuracy is not None:

@@ -20,6 +20,8 @@ COLUMNS = (
     ("blind", "blind guess"),
 )
 _SIDE = 96
+Found = tuple[str, float | None, int | None]
+"""An agent's picture, its error and its label."""
 
 
 def accuracy(data: Data) -> "alt.LayerChart":
@@ -157,7 +159,7 @@ def _caption(data: Data, moment: Data, key: str, agent: int, error: float | None
     return lines
 
 
-def column_of(moment: Data, key: str) -> list[tuple[str, float | None, int | None]]:
+def column_of(moment: Data, key: str) -> list[Found]:
     """Picture, error and label of every agent in one column of the strip."""
     count = len(moment["truth"])
     if key == "truth":
