@@ -5,6 +5,7 @@ A code block counts as runnable when the line before it is `<!-- run -->`.
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -41,7 +42,9 @@ def test_runnable_block_runs(language: str, text: str, tmp_path: Path) -> None:
         ("torchrun", "from torch.distributed.run import main; main()"),
     ):
         shim = scripts / name
-        shim.write_text(f"#!{sys.executable}\n{program}\n")
+        # A first line `#!` cannot name an interpreter whose path has a space in it.
+        python = shlex.quote(sys.executable)
+        shim.write_text(f'#!/bin/sh\nexec {python} -c {shlex.quote(program)} "$@"\n')
         shim.chmod(0o755)
     (scripts / "python").symlink_to(sys.executable)
     work = tmp_path / "work"

@@ -311,10 +311,25 @@ def test_mse_lower_bound_is_met_by_a_gaussian():
 
 
 @pytest.mark.parametrize("prior", [UniformPrior, GaussianPrior, LaplacePrior])
-@pytest.mark.parametrize("value", [0, -1.0, math.inf, math.nan, "5", True])
+@pytest.mark.parametrize("value", [0, -1.0, 1e-300, 1e300, math.inf, math.nan, "5", True])
 def test_bad_prior_parameters_are_refused(prior, value):
     with pytest.raises(PrivacyError, match=r"(kappa|sigma|scale) (is|must be)"):
         prior(value)
+
+
+@pytest.mark.parametrize("spread", [1e-150, 1e150])
+@pytest.mark.parametrize("prior", privacy.PRIORS.values())
+def test_the_bound_scales_with_the_prior(prior, spread):
+    """g in other units: the error is that of the unit prior times the squared unit."""
+    found, unit = bound(UNIFORM, prior(spread)), bound(UNIFORM, prior(1.0))
+    assert found.mse_lower_bound == pytest.approx(spread**2 * unit.mse_lower_bound, rel=1e-9)
+
+
+def test_rounds_whose_interval_is_too_thin_are_refused():
+    assert bound(EXPERIMENT, UniformPrior(5), 10**8).entropy_nats < -15
+    with pytest.raises(PrivacyError, match="accepted for this law: 1 to 100,000,000"):
+        bound(EXPERIMENT, UniformPrior(5), 10**17)
+    assert bound(UNIFORM, UniformPrior(5), 10**17).entropy_nats == pytest.approx(1.0322, abs=1e-4)
 
 
 @pytest.mark.parametrize("k", [0, -3, 1.5, "2", True])

@@ -4,13 +4,14 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import Parameter, Signature, getdoc
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
-from sottovoce.cli.show import finish, notes, show_progress
+from sottovoce.cli.show import finish, say, show_progress
 from sottovoce.storage.execution import Execution
 from sottovoce.storage.store import lock
 from sottovoce.studies.settings import build, flag, option, options
@@ -22,7 +23,6 @@ class _Common:
 
     out: Path = field(default=Path(), metadata={"help": "Folder for data and pictures."})
     as_json: bool = option(False, "Print JSON alone on stdout.", option="--json")
-    quiet: bool = option(False, "Say nothing on stderr but errors.", option="--quiet")
     fresh: bool = option(
         False, "Compute everything anew, whatever an earlier run has left.", option="--fresh"
     )
@@ -50,16 +50,11 @@ def command(
         values = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
         asked, how = build(settings, values), build(_Common, values)
         folder = how.out / parts
-        progress = show_progress() and not how.quiet
-        notes.quiet = how.quiet
-        try:
-            with _locked(folder, shared):
-                found = run(asked, Execution(folder, how.fresh, progress, _say))
-                show(found, how.out, how.as_json, how.report)
-                if temporary:
-                    shutil.rmtree(folder)
-        finally:
-            notes.quiet = False
+        execution = Execution(folder, how.fresh, show_progress(), partial(say, style="dim"))
+        with _locked(folder, shared):
+            show(run(asked, execution), how.out, how.as_json, how.report)
+            if temporary:
+                shutil.rmtree(folder)
 
     parameters = [*_parameters(settings), *_parameters(_Common)]
     signature = Signature([p.replace(default=out) if p.name == "out" else p for p in parameters])
@@ -97,7 +92,3 @@ def _locked(folder: Path, shared: bool) -> Iterator[None]:
             with suppress(OSError):
                 for path in made:
                     path.rmdir()
-
-
-def _say(line: str) -> None:
-    notes.print(line, style="dim", markup=False, soft_wrap=True)

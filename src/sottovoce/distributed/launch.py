@@ -1,12 +1,15 @@
-"""Start agents on this machine under torchrun and gather what they report."""
+"""Start agents on this machine under torchrun and collect their reports."""
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
+
+import torch
 
 from sottovoce.errors import DistributedError
 from sottovoce.graphs import parse_graph
@@ -60,6 +63,20 @@ class Training:
         return graph.agents
 
 
+class _Relay(threading.Thread):
+    """Copies lines to stderr while they come, until it is told to be silent."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        super().__init__(daemon=True)
+        self.lines, self.silent = lines, False
+        self.start()
+
+    def run(self) -> None:
+        for line in self.lines:
+            if not self.silent:
+                sys.stderr.write(line)
+
+
 def train(
     training: Training,
     *,
@@ -67,7 +84,7 @@ def train(
     max_restarts: int = 0,
     heard: Callable[[dict[str, Any]], None] = lambda report: None,
 ) -> dict[str, Any]:
-    """Run a training under torchrun on loopback; `heard` is called with each report as it comes.
+    """Run a training under torchrun on loopback; `heard` is called with each report as it arrives.
 
     The result holds the settings and, for each epoch and agent, the accuracy on the validation set.
     """
@@ -77,9 +94,19 @@ def train(
         *("--nproc-per-node", str(number), "--max-restarts", str(max_restarts)),
         *("-m", "sottovoce.distributed.train_worker", json.dumps(asdict(training))),
     ]
-    environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // number)), **os.environ}
+    threads = str(max(1, torch.get_num_threads() // number))
     reports: dict[tuple[int, int], dict[str, Any]] = {}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    # In a group of its own, torchrun does not see the terminal's Ctrl-C: it is stopped here.
+    with subprocess.Popen(
+        command,
+        env=os.environ | {"OMP_NUM_THREADS": threads},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    ) as process:
+        relay = _Relay(process.stderr or ())
         try:
             for line in process.stdout or ():
                 if not line.startswith(REPORT):
@@ -89,12 +116,16 @@ def train(
                 reports[report["epoch"], report["agent"]] = report
                 heard(report)
             code = process.wait()
+        except BaseException:
+            # What torchrun and the agents say about being stopped is of no use to anybody.
+            relay.silent = True
+            raise
         finally:
-            if process.poll() is None:
-                process.terminate()
+            process.terminate()
+            relay.join()
     if code:
         raise DistributedError(
-            f"the training ended with exit code {code}; the agents' own messages stand above"
+            f"the training ended with exit code {code}; the agents' own messages are above"
         )
     return {
         "training": asdict(training),

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy import sparse
 
 from sottovoce.errors import GraphError
 from sottovoce.graphs.mixing import canonical, contraction, diameter, mixing_faults
 from sottovoce.storage.identity import fingerprint
+
+if TYPE_CHECKING:
+    import torch
 
 DIAMETER_LIMIT = 2000
 
@@ -111,6 +113,8 @@ class Graph:
 
     def routes(self, agent: int | None = None) -> Routes:
         """List the routes that shares travel, for all senders or for `agent` alone."""
+        import torch
+
         sizes = self.degrees + 1
         receiver = np.repeat(np.arange(self.agents), sizes)
         sender = self.mixing.indices.astype(np.int64)

@@ -1,7 +1,8 @@
 """How well anybody can estimate a gradient g from the step λ g: the paper's bound on the error.
 
-Whoever holds y = λ g and knows the law of λ and a prior of g estimates g with a mean squared error
-of at least e^{2h} / (2πe), where h = h(g | λ g) is the conditional differential entropy in nats.
+An observer who holds y = λ g and knows the law of λ and a prior of g estimates g with a mean
+squared error of at least e^{2h} / (2πe), where h = h(g | λ g) is the conditional differential
+entropy in nats.
 The stepsize is λ = base x factor with the factor uniform on an interval [low, high] that the law
 states for round k, so that, with h(y | g) = ln(high - low) + E ln|g|,
 
@@ -15,6 +16,7 @@ stepsize protects better; it equally means that a stepsize going to zero costs n
 import math
 import operator
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import ClassVar, NamedTuple, Protocol
@@ -34,6 +36,7 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 _THIN = 0.1
 # In units of the prior's spread, y below e^-45 carries less than 1e-16 of h(y).
 _LOWEST_LOG = -45.0
+_LAST_ROUND = 10**8
 _NEIGHBOUR = 2
 _REPLICATES = 8
 
@@ -47,8 +50,10 @@ class StepsizeLaw(Protocol):
 def _positive(name: str, value: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         raise PrivacyError(f"{name} must be a number; got {value!r}")
-    if not (math.isfinite(value) and value > 0):
-        raise PrivacyError(f"{name} is {value}; it must be positive and finite")
+    if not 1e-150 <= value <= 1e150:
+        raise PrivacyError(
+            f"{name} is {value}; accepted: 1e-150 to 1e150, whose squares are doubles"
+        )
 
 
 def _log_ratio(gap: float) -> float:
@@ -238,6 +243,11 @@ def _whole(name: str, value: int, least: int) -> int:
 
 def _round_gap(law: StepsizeLaw, k: int) -> float:
     low, high = law.interval(_whole("round k", k, 1))
+    if low > 0 and k > _LAST_ROUND:
+        raise PrivacyError(
+            f"round k is {k}; accepted for this law: 1 to {_LAST_ROUND:,}, because its interval "
+            "is too thin for double precision beyond"
+        )
     return _gap(float(low), float(high))
 
 
@@ -262,7 +272,7 @@ def conditional_entropy(law: StepsizeLaw, prior: GradientPrior, k: int = 1) -> f
 
     It is -inf for a law of zero width: λ is public, hence g is known exactly (the paper calls this
     entropy zero; it is the error bound that is zero). The law states its interval in double
-    precision, which holds 1e-8 up to about k = 10^8 where the relative width is 1/k.
+    precision, which holds 1e-8 up to k = 10^8 where the relative width is 1/k.
     """
     gap = _round_gap(law, k)
     if gap == 0:
@@ -393,3 +403,8 @@ def bound(law: StepsizeLaw, prior: GradientPrior, k: int = 1) -> Bound:
         mse_lower_bound=mse_lower_bound(entropy),
         prior_entropy_nats=prior.entropy(),
     )
+
+
+PRIORS: dict[str, Callable[[float], GradientPrior]] = {
+    one.name: one for one in (UniformPrior, GaussianPrior, LaplacePrior)
+}

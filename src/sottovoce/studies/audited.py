@@ -105,6 +105,7 @@ def as_study(audit: Audit, command: str) -> Study:
                     for k, error in audit.blind.items()
                 ),
             ],
+            optional=("stepsize", "SSIM", "PSNR", "relative error", "round", "labels"),
         )
     ]
     if refused:

@@ -24,11 +24,15 @@ _AGREES: dict[bool | None, Verdict] = {True: "confirmed", False: "refuted", None
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under headings, ready to print."""
+    """Rows under headings, ready to print.
+
+    optional: headings of columns that may be hidden where there is no room, the first one first.
+    """
 
     title: str
     headings: Sequence[str]
     rows: Sequence[Sequence[Any]]
+    optional: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

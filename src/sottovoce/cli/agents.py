@@ -1,11 +1,12 @@
 """`sottovoce train`: real agents, one process each, on this machine."""
 
+import signal
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from sottovoce.cli.options import AsJson, GraphName, InsecureSeed, PrivateStart, RuleForW
+from sottovoce.cli.options import AsJson, GraphName, InsecureSeed, PrivateStart, Weights
 from sottovoce.cli.show import answers, print_json
 
 
@@ -27,7 +28,7 @@ def train(
     partition: Annotated[
         str, typer.Option(help="Who holds which images: equal, dirichlet:0.5, shards:2.")
     ] = "equal",
-    weights: RuleForW = "metropolis",
+    weights: Weights = "metropolis",
     private_start: PrivateStart = 0.0,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Folder to save to after each epoch and to resume from.")
@@ -67,6 +68,9 @@ def train(
                 f"accuracy {report['accuracy']:.3f}"
             )
 
+    # Whatever ends this process stops the agents, which the terminal's signals do not reach.
+    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+        signal.signal(number, signal.default_int_handler)
     result = start(training, agents=agents, max_restarts=max_restarts, heard=show)
     if as_json:
         print_json(result)
