@@ -25,7 +25,7 @@ from sottovoce.problems.data.models import paper_cnn
 from sottovoce.problems.gradients.methods import ReplicaGradients
 from sottovoce.simulation.options import Options
 from sottovoce.stepsizes import Deterministic, Experiment
-from sottovoce.studies import Training
+from sottovoce.studies.training import Training
 
 CUDA = torch.device("cuda")
 DIMENSION = 1_676_266
@@ -261,7 +261,7 @@ def main() -> None:
     options = parser.parse_args()
     base = {
         "model": "paper",
-        "data": "full" if options.data_dir else "subset",
+        "data": "mnist" if options.data_dir else "subset",
         "data_dir": options.data_dir,
         "batch": 64,
         "scale": 1.0,

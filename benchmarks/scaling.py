@@ -226,10 +226,8 @@ def chart(found: list[dict[str, Any]]) -> "alt.ConcatChart":
                 subtitle=f"exponent {one['exponent']:.2f} from {one['fitted_from']:,} on",
                 x_title=titles[one["name"]],
                 y_title="CPU seconds, one thread",
-                log_x=True,
-                log_y=True,
-                width=380,
-                height=250,
+                log="xy",
+                size=(380, 250),
             )
         )
     agents = next(one for one in found if one["name"] == "agents")
@@ -244,10 +242,8 @@ def chart(found: list[dict[str, Any]]) -> "alt.ConcatChart":
             subtitle=f"exponent {agents['bytes_exponent']:.2f} from 100 on",
             x_title=titles["agents"],
             y_title="bytes of tensors",
-            log_x=True,
-            log_y=True,
-            width=380,
-            height=250,
+            log="xy",
+            size=(380, 250),
         )
     )
     return panel(charts)

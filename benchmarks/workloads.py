@@ -82,7 +82,7 @@ def softmax(agents: int) -> ModuleProblem:
 @cache
 def cnn(model: str = "paper") -> ModuleProblem:
     """Five agents with the paper's CNN on the images that come with the package."""
-    from sottovoce.studies import Training
+    from sottovoce.studies.training import Training
 
     training = Training(model=model, batch=BATCH)
     data, validation, _ = training.portions(5)

@@ -3,6 +3,8 @@
 import json
 import struct
 import zlib
+from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -14,20 +16,42 @@ from sottovoce.charts.png import encode_grey
 from sottovoce.errors import AttackError
 from sottovoce.privacy.adversaries import CuriousAgents, Eavesdropper
 from sottovoce.privacy.attacks import Chain, Conventional, Elimination, FirstRound, LeastSquares
-from sottovoce.privacy.auditor import Audit, audit
-from sottovoce.privacy.auditor.scores import Effort
-from sottovoce.privacy.auditor.targets import Recorded
-from sottovoce.privacy.readers import Search
-from sottovoce.studies import Study, audit_study
-from sottovoce.studies.leakage import image_problem
+from sottovoce.privacy.auditor import Audit, AuditSettings, Recorded, Row, audit, record
+from sottovoce.privacy.readers import (
+    Dlg,
+    Inputs,
+    LinearLayer,
+    Magnitude,
+    Projection,
+    Search,
+    every_reader,
+)
+from sottovoce.storage.execution import Execution
+from sottovoce.studies.audited import as_study
+from sottovoce.studies.images import Images
+from sottovoce.studies.study import Study
 
 STEPSIZE = parse_stepsize("experiment:0.1/k")
 QUICK = Search(iterations=120, restarts=1)
+GLANCE = Search(iterations=2, restarts=1)
+
+
+def asked(**changed) -> AuditSettings:
+    """Settings of a small audit: one look at two targets, without controls, unless changed."""
+    small = {
+        "stepsize": STEPSIZE,
+        "targets": 2,
+        "rounds": (3,),
+        "readers": [Projection(Search(iterations=5, restarts=1))],
+        "controls": False,
+        "insecure_seed": 0,
+    }
+    return AuditSettings(**{**small, **changed})
 
 
 @pytest.fixture(scope="module")
 def small():
-    return image_problem("small")
+    return Images().problem(5)
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +62,13 @@ def found(small) -> Audit:
         [DSGD(), PDSGD()],
         ring(5),
         inputs,
-        stepsize=STEPSIZE,
-        targets=4,
-        rounds=(50,),
-        attacks=[Conventional(), Elimination(), Chain()],
-        effort=Effort(QUICK),
-        insecure_seed=0,
+        asked(
+            targets=4,
+            rounds=(50,),
+            attacks=[Conventional(), Elimination(), Chain()],
+            readers=every_reader(QUICK),
+            controls=True,
+        ),
     )
 
 
@@ -103,7 +128,7 @@ def test_an_audit_survives_the_disk_and_becomes_a_study(found, tmp_path):
     assert again.rows == found.rows
     assert again.blind == found.blind
     assert torch.equal(again.images[0], found.images[0])
-    study = audit_study(found, "sottovoce audit")
+    study = as_study(found, "sottovoce audit")
     written = study.write(tmp_path / "study")
     assert {p.name for p in written} >= {"audit.json", "audit-images.png"}
     said = Study.load(tmp_path / "study" / "audit.json").findings
@@ -117,184 +142,301 @@ class StoppedError(Exception):
 
 def test_an_interrupted_audit_keeps_its_rows_and_goes_on(small, tmp_path):
     problem, inputs = small
-    done = []
+    settings = asked(attacks=[Elimination(), Chain()], insecure_seed=None)
+    said = []
 
-    def stop_after_two(one):
-        done.append(one)
-        if len(done) == 2:
+    def stop_after_two(line):
+        said.append(line)
+        if len(said) == 2:
             raise StoppedError
 
-    def run(report):
-        return audit(
-            problem,
-            PDSGD(),
-            ring(5),
-            inputs,
-            stepsize=STEPSIZE,
-            targets=2,
-            rounds=(3,),
-            attacks=[Elimination(), Chain()],
-            effort=Effort(Search(iterations=5, restarts=1), ("projection",), controls=False),
-            folder=tmp_path,
-            report=report,
-        )
+    def run(say):
+        return audit(problem, PDSGD(), ring(5), inputs, settings, Execution(tmp_path, say=say))
 
     with pytest.raises(StoppedError):
         run(stop_after_two)
-    kept = sorted(tmp_path.glob("row-*.safetensors"))
+    kept = sorted(tmp_path.glob("audit-row-*.safetensors"))
     assert len(kept) == 2
     before = [path.stat().st_mtime_ns for path in kept]
-    whole = run(None)
-    assert list(whole.rows) == done
+    whole = run(said.append)
+    assert [str(one) for one in whole.rows] == said[:2]
     assert [path.stat().st_mtime_ns for path in kept] == before
+    assert said[-1] == f"reused 2 of 2 rows from {tmp_path}"
 
 
 def test_a_recording_is_attacked_again_to_the_same_numbers(small, tmp_path):
     problem, inputs = small
-    settings = {
-        "stepsize": STEPSIZE,
-        "targets": 2,
-        "rounds": (4,),
-        "attacks": [LeastSquares()],
-        "effort": Effort(Search(iterations=5, restarts=1), ("projection",), controls=False),
-    }
-    first = audit(problem, PDSGD(), ring(5), inputs, save=tmp_path / "kept", **settings)
+    settings = asked(rounds=(4,), attacks=[LeastSquares()])
+    made = record(problem, PDSGD(), ring(5), inputs, settings)
+    made.save(tmp_path / "kept")
     again = Recorded.load(tmp_path / "kept")
-    second = audit(problem, PDSGD(), ring(5), inputs, recorded=again, **settings)
-    assert first.rows[0].errors == second.rows[0].errors
+    assert again.spec == made.spec
+    fresh = audit(problem, PDSGD(), ring(5), inputs, settings)
+    loaded = audit(problem, PDSGD(), ring(5), inputs, settings, recorded=again)
+    assert fresh.rows[0].errors == loaded.rows[0].errors
+    with pytest.raises(AttackError, match="a recording is of one algorithm, but 2 were given"):
+        audit(problem, [PDSGD(), DSGD()], ring(5), inputs, settings, recorded=again)
+
+
+def test_rows_of_another_recording_in_the_same_folder_are_not_reused(small, tmp_path):
+    problem, inputs = small
+    settings = asked(attacks=[LeastSquares()])
+    first, second = (
+        record(problem, PDSGD(), ring(5), inputs, replace(settings, insecure_seed=seed))
+        for seed in (1, 2)
+    )
+
+    def errors(recorded, folder):
+        keep = Execution(folder, say=lambda line: None)
+        return audit(problem, PDSGD(), ring(5), inputs, settings, keep, recorded).rows[0].errors
+
+    errors(first, tmp_path)
+    assert errors(second, tmp_path) == errors(second, None) != errors(first, None)
+    assert len(list(tmp_path.glob("audit-row-*"))) == 2
+
+
+def own_rule(factor):
+    """A rule of a user's own with the same name and options, whatever its code."""
+
+    class Own(PDSGD):
+        name: ClassVar[str] = "pdsgd"
+
+        def expected_coefficients(self, routes):
+            return super().expected_coefficients(routes) * factor
+
+    return Own()
+
+
+def test_rows_of_a_rule_whose_code_changed_are_not_reused(small, tmp_path):
+    problem, inputs = small
+    settings = asked(attacks=[LeastSquares()])
+    recorded = record(problem, PDSGD(), ring(5), inputs, settings)
+    said = []
+    for rule in (own_rule(1.0), own_rule(2.0), own_rule(1.0)):
+        keep = Execution(tmp_path, say=said.append)
+        audit(problem, rule, ring(5), inputs, settings, keep, recorded)
+    assert len(list(tmp_path.glob("audit-row-*"))) == 2
+    assert said[-1].startswith("reused 1 of 1 rows")
+
+
+class Own(Elimination):
+    """An attack of a user's own."""
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"threshold": 7.0},
+        {"readers": [Projection(Search(iterations=6, restarts=1))]},
+        {"readers": [Dlg(Search(iterations=5, restarts=1))]},
+        {"attacks": [Own()]},
+        {"adversaries": [Eavesdropper(knows="state")]},
+        {"rounds": (2,)},
+        {"targets": 1},
+        {"agents": (1, 2)},
+        {"private_start": 0.1},
+        {"stepsize": parse_stepsize("experiment:0.2/k")},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_a_change_of_any_setting_is_computed_anew(small, tmp_path, changed):
+    problem, inputs = small
+    said = []
+    for settings in (asked(attacks=[Chain()]), asked(**{"attacks": [Chain()], **changed})):
+        keep = Execution(tmp_path, say=said.append)
+        audit(problem, PDSGD(), ring(5), inputs, settings, keep)
+    assert len(list(tmp_path.glob("audit-row-*"))) == 2
+    assert not any(line.startswith("reused") for line in said)
 
 
 def test_labels_are_right_for_99_of_100_single_image_batches_under_pdsgd(small):
     problem, inputs = small
     for law in ("experiment", "uniform"):
-        found = audit(
-            problem,
-            PDSGD(),
-            ring(5),
-            inputs,
+        settings = asked(
             stepsize=parse_stepsize(f"{law}:0.1/k"),
             targets=100,
             rounds=(20,),
             attacks=[Elimination()],
-            effort=Effort(Search(iterations=1, restarts=1), controls=False),
+            readers=[Projection(Search(iterations=1, restarts=1))],
             insecure_seed=1,
         )
+        found = audit(problem, PDSGD(), ring(5), inputs, settings)
         assert found.rows[0].labels_correct >= 99
 
 
 def test_one_curious_neighbour_gets_the_first_round_and_targets_are_not_its_own(small):
     problem, inputs = small
-    found = audit(
-        problem,
-        PDSGD(),
-        ring(5),
-        inputs,
-        stepsize=STEPSIZE,
-        adversary=CuriousAgents({1}),
+    settings = asked(
+        adversaries=CuriousAgents({1}),
         targets=4,
         rounds=(1,),
         attacks=[FirstRound(), Chain()],
-        effort=Effort(Search(iterations=2, restarts=1), controls=False),
-        insecure_seed=0,
+        readers=[Projection(GLANCE)],
     )
-    first, chain = found.rows
+    first, chain = audit(problem, PDSGD(), ring(5), inputs, settings).rows
     assert first.attacked == 2
     assert first.labels_correct == 2
-    assert [error is None for error in first.errors] == [False, False, True, True]
+    for values in (first.errors, first.cosines, first.labels):
+        assert [one is None for one in values] == [False, False, True, True]
     assert "chain needs 2 messages" in chain.refused
 
 
-def test_a_users_own_dense_model_is_audited_in_a_few_lines():
-    generator = torch.Generator().manual_seed(0)
-    pixels = torch.rand(40, 1, 12, 12, generator=generator)
-    labels = torch.arange(40) % 4
-    model = nn.Sequential(nn.Flatten(), nn.Linear(144, 16), nn.Tanh(), nn.Linear(16, 4))
-    from sottovoce.privacy.readers.matching import Inputs
+def own_problem(model: nn.Module, classes: int = 4) -> ModuleProblem:
+    """A user's model on 12 x 12 pixels."""
+    pixels = torch.rand(40, 1, 12, 12, generator=torch.Generator().manual_seed(0))
+    data = (pixels, torch.arange(40) % classes)
+    return ModuleProblem(model, cross_entropy, [data] * 5, batch=1)
 
-    problem = ModuleProblem(model, cross_entropy, [(pixels, labels)] * 5, batch=1)
-    found = audit(
-        problem,
-        PDSGD(),
-        ring(5),
-        Inputs((1, 12, 12)),
-        stepsize=STEPSIZE,
+
+def test_a_users_own_dense_model_is_audited_in_a_few_lines():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(144, 16), nn.Tanh(), nn.Linear(16, 4))
+    settings = asked(rounds=(50,), targets=5, readers="linear-layer", attacks="elimination")
+    found = audit(own_problem(model), PDSGD(), ring(5), Inputs((1, 12, 12)), settings)
+    assert [row.inversion for row in found.rows] == ["linear-layer"]
+    assert found.rows[0].recovered == 5
+
+
+@pytest.mark.parametrize(("frozen", "recovered"), [("3", 3), ("1", 0)])
+def test_a_model_with_a_frozen_layer_is_audited_in_its_trainable_parameters(frozen, recovered):
+    """Behind a frozen first layer of 32 units 144 pixels are hidden, and the control says so."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(144, 32), nn.Tanh(), nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 4)]
+    model = nn.Sequential(nn.Flatten(), *layers)
+    model.get_submodule(frozen).requires_grad_(False)
+    settings = asked(
+        attacks=[Chain()],
         rounds=(50,),
-        targets=5,
-        effort=Effort(Search(iterations=5, restarts=1), ("linear-layer",), controls=False),
+        targets=3,
+        readers=[Projection(Search(iterations=100, restarts=1)), LinearLayer()],
+        controls=True,
     )
-    linear = [r for r in found.rows if r.attack == "elimination"]
-    assert [r.inversion for r in linear] == ["linear-layer"]
-    assert linear[0].recovered == 5
+    found = audit(own_problem(model), PDSGD(), ring(5), Inputs((1, 12, 12)), settings)
+    ran = {(row.attack, row.inversion): row for row in found.rows}
+    assert ran["chain", "projection"].relative_error < 0.01
+    assert (("chain", "linear-layer") in ran) is (frozen != "1")
+    for (attack, _), row in ran.items():
+        assert row.recovered == (0 if attack == "noise" else recovered)
+    assert found.controls_passed is bool(recovered)
 
 
 def test_a_batch_of_several_is_matched_before_it_is_scored():
-    problem, inputs = image_problem("small", batch=3)
-    found = audit(
-        problem,
-        DSGD(),
-        ring(5),
-        inputs,
-        stepsize=STEPSIZE,
-        targets=2,
-        rounds=(2,),
-        attacks=[Conventional()],
-        effort=Effort(Search(iterations=10, restarts=1), ("projection",), controls=False),
-    )
+    problem, inputs = Images().problem(5, batch=3)
+    settings = asked(rounds=(2,), attacks=[Conventional()], targets=2)
+    found = audit(problem, DSGD(), ring(5), inputs, settings)
     assert found.images[0].shape == (2, 3, 1, 28, 28)
-    assert found.rows[0].median_error < 2 * found.blind[2]
+    in_order = (found.images[0] - found.truth[2]).square().flatten(2).sum(2)
+    turned = (found.images[0].roll(1, 1) - found.truth[2]).square().flatten(2).sum(2)
+    assert (in_order.sum(1) <= turned.sum(1)).all()
+    assert found.rows[0].errors == pytest.approx(in_order.mean(1).tolist(), rel=1e-5)
+
+
+def test_settings_take_objects_or_names_one_or_several():
+    settings = AuditSettings(
+        adversaries="agents:1", attacks=["chain", Elimination()], rounds=[9, 2]
+    )
+    assert [str(one) for one in settings.adversaries] == ["agents:1"]
+    assert [one.name for one in settings.attacks] == ["chain", "elimination"]
+    assert settings.rounds == (2, 9)
+    assert settings.recorded_rounds() == [1, 2, 3, 8, 9, 10]
 
 
 def test_refusals(small):
     problem, inputs = small
     with pytest.raises(AttackError, match="nobody is left"):
-        audit(problem, PDSGD(), ring(5), inputs, adversary=CuriousAgents(range(5)))
+        audit(problem, PDSGD(), ring(5), inputs, asked(adversaries=CuriousAgents(range(5))))
     with pytest.raises(AttackError, match="round 0"):
-        audit(problem, PDSGD(), ring(5), inputs, rounds=(0,))
+        AuditSettings(rounds=(0,))
+    with pytest.raises(AttackError, match="0 targets were asked for"):
+        AuditSettings(targets=0)
+    with pytest.raises(AttackError, match=r"reader 'telepathy' is not known; accepted: dlg, proj"):
+        AuditSettings(readers="telepathy")
 
 
 def test_an_end_of_a_path_escapes_elimination_and_the_row_says_so(small):
     problem, inputs = small
-    found = audit(
-        problem,
-        PDSGD(),
-        path(5),
-        inputs,
-        stepsize=STEPSIZE,
-        adversary=Eavesdropper(),
-        targets=5,
-        rounds=(20,),
-        attacks=[Elimination()],
-        effort=Effort(Search(iterations=2, restarts=1), controls=False),
-    )
+    settings = asked(targets=5, rounds=(20,), attacks=[Elimination()], readers=[Projection(GLANCE)])
+    found = audit(problem, PDSGD(), path(5), inputs, settings)
     assert found.rows[0].attacked == 3
     assert found.rows[0].errors[0] is None
     assert found.rows[0].errors[4] is None
     assert "2 beyond its reach" in found.rows[0].verdict
     assert "elimination needs 2 messages of agent 0" in found.rows[0].refused
-    assert "3 attacked" in audit_study(found, "").tables[0].rows[0][-1]
+    assert "3 attacked" in as_study(found, "").tables[0].rows[0][-1]
+
+
+def test_a_reader_that_cannot_read_is_a_row_with_its_reason():
+    problem = own_problem(nn.Sequential(nn.Flatten(), nn.Linear(144, 2)), classes=2)
+    settings = asked(attacks=[Elimination()], readers=[Projection(GLANCE)])
+    (row,) = audit(problem, PDSGD(), ring(5), Inputs((1, 12, 12)), settings).rows
+    assert row.attacked == 0
+    assert "with 2 classes" in row.verdict
+
+
+def test_magnitudes_are_controlled_by_magnitudes(small):
+    problem, inputs = small
+    settings = asked(
+        rounds=(20,),
+        attacks=[Elimination()],
+        readers=[Dlg(GLANCE), Magnitude(QUICK)],
+        controls=True,
+    )
+    found = audit(problem, PDSGD("coordinate"), ring(5), inputs, settings)
+    assert [(row.attack, row.inversion) for row in found.rows] == [
+        ("elimination", "magnitude"),
+        ("exact gradient", "magnitude"),
+        ("noise", "magnitude"),
+    ]
+    assert found.rows[1].cosine < 0.2
+    assert found.rows[1].recovered == 2
+    assert found.rows[2].recovered == 0
+    assert found.controls_passed is True
+
+
+def made(attack: str, recovered: int, adversary: str = "control") -> Row:
+    return Row(
+        "pdsgd", "uniform:1/k", adversary, 50, attack, "dlg", 4, attacked=4, recovered=recovered
+    )
+
+
+@pytest.mark.parametrize(
+    ("exact", "noise", "passed", "said"),
+    [
+        (4, 0, True, None),
+        (1, 0, False, "what dlg does not recover is not evidence"),
+        (4, 1, False, "what dlg recovers is not evidence"),
+    ],
+)
+def test_a_failed_control_is_said_plainly(exact, noise, passed, said):
+    rows = [made("chain", 0, "eavesdropper"), made("exact gradient", exact), made("noise", noise)]
+    found = Audit(rows, {}, {})
+    assert found.controls_passed is passed
+    words = " ".join(found.verdicts)
+    assert ("ontrol failed" in words) is (said is not None)
+    if said:
+        assert f"by chain and dlg (control failed: {said})." in words
+        assert f"; {said}." in words
+    assert Audit(rows[:1], {}, {}).controls_passed is None
 
 
 def test_the_json_of_a_study_has_no_nan(found):
-    json.dumps(audit_study(found, "").to_json(), allow_nan=False)
+    json.dumps(as_study(found, "").to_json(), allow_nan=False)
 
 
 @pytest.mark.slow
 def test_sixteen_images_with_controls_both_laws_and_the_papers_attacker(small):
     problem, inputs = small
-    search = Search(iterations=300, restarts=2)
     results = {}
     for law in ("experiment", "uniform"):
-        results[law] = audit(
-            problem,
-            [DSGD(), PDSGD()],
-            ring(5),
-            inputs,
+        settings = asked(
             stepsize=parse_stepsize(f"{law}:0.1/k"),
             targets=16,
+            rounds=(50,),
             attacks=[Conventional(), Elimination()],
-            effort=Effort(search),
+            readers=every_reader(Search(iterations=300, restarts=2)),
+            controls=True,
             insecure_seed=2,
         )
+        results[law] = audit(problem, [DSGD(), PDSGD()], ring(5), inputs, settings)
     found = results["experiment"]
     for inversion in ("dlg", "projection"):
         assert row(found, "dsgd", "exact gradient", inversion).median_error < 1

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from rich.console import Console
 from sottovoce.cli import app as cli_app
 from sottovoce.cli import reproduce, show
 from sottovoce.errors import ResultError
+from sottovoce.storage.store import lock
 from sottovoce.studies import Table
 
 CommandLine = Callable[..., "Done"]
@@ -229,9 +231,9 @@ def test_a_graph_is_drawn_on_request(run: CommandLine, tmp_path: Path) -> None:
         (["check", "--algorithm", "pdsgd:gauss"], ["AlgorithmError", "'gauss'", "coordinate"]),
         (["audit", "--private-start", "-1"], ["private_start is -1.0"]),
         (["audit", "--method", "telepathy"], ["AttackError", "'telepathy'", "smooth-projection"]),
-        (["audit", "--mixing-weights", "heavy"], ["GraphError", "lazy-metropolis"]),
-        (["reproduce", "frontier", "--part", "half"], ["AttackError", "accepted: 1/1, 2/4"]),
-        (["reproduce", "frontier", "--part", "5/4"], ["part 5 of 4 does not exist"]),
+        (["audit", "--weights", "heavy"], ["GraphError", "lazy-metropolis"]),
+        (["reproduce", "frontier", "--part", "half"], ["part 'half'", "accepted: 1/1, 2/4"]),
+        (["reproduce", "frontier", "--part", "5/4"], ["part '5/4' does not exist"]),
         (["check", "--nope"], ["--nope"]),
         (["nonsense"], ["nonsense"]),
         (["reproduce", "nonsense"], ["nonsense"]),
@@ -297,6 +299,12 @@ def test_experiments_write_what_they_print(run: CommandLine, name: str, tmp_path
     assert printed["name"] == name
     assert printed["command"].startswith(f"sottovoce reproduce {name}")
     assert all(str(value) in printed["command"] for value in REPRODUCED[name])
+
+
+def test_two_commands_do_not_share_a_folder(run: CommandLine, tmp_path: Path) -> None:
+    with lock(tmp_path / "out" / "checkpoint"), ThreadPoolExecutor() as others:
+        arguments = ("reproduce", "bound", "--last-round", 10, "--out", tmp_path / "out")
+        refused(others.submit(run, *arguments).result(), "ResultError", "is in use")
 
 
 def test_people_get_tables_and_sentences(run: CommandLine, tmp_path: Path) -> None:

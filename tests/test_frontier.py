@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sottovoce.privacy.auditor.scores import Row
 
 from sottovoce.errors import SottovoceError
 from sottovoce.mechanisms import parse_algorithm
-from sottovoce.privacy.auditor.scores import Row
 from sottovoce.studies.frontier import Setting, Sizes, frontier, settings
 
 SIZES = Sizes(runs=2, epochs=1, targets=2, scales=(0.25, 0.5))

@@ -93,6 +93,25 @@ def test_the_batched_gradient_is_that_of_autograd(victims):
     torch.testing.assert_close(apart, victims.gradient, rtol=1e-4, atol=1e-6)
 
 
+def test_frozen_parameters_stay_and_only_the_others_have_a_gradient(victims):
+    model = models.small_cnn(seed=1)
+    model[0].requires_grad_(False)
+    free = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    state = torch.nn.utils.parameters_to_vector(free).detach()
+    compute = BatchedGradient(model, len(state), torch.device("cpu"), None)
+    fed = INPUTS.standardise(victims.images)
+    found = compute(state.expand(4, -1), fed, nn.functional.one_hot(victims.labels, 10).float())
+    for row, x, y in zip(found, fed, victims.labels, strict=True):
+        loss = nn.functional.cross_entropy(model(x), y)
+        truth = torch.cat([g.flatten() for g in torch.autograd.grad(loss, free)])
+        torch.testing.assert_close(row, truth, rtol=1e-4, atol=1e-6)
+    assert torch.equal(infer_label(model, found).labels, victims.labels[:, 0])
+    model[-1].requires_grad_(False)
+    rest = found[:, : sum(p.numel() for p in model.parameters() if p.requires_grad)]
+    with pytest.raises(AttackError, match="frozen"):
+        infer_label(model, rest)
+
+
 def test_projection_recovers_images_from_exact_gradients(victims):
     found = victims.project(victims.gradient)
     assert victims.error(found) < 1

@@ -8,8 +8,9 @@ import pytest
 from sottovoce.errors import ProblemError
 from sottovoce.privacy.readers import Search
 from sottovoce.problems.data.models import paper_cnn
-from sottovoce.studies import Study, leakage, states
-from sottovoce.studies.leakage import _findings, image_problem
+from sottovoce.studies import Study
+from sottovoce.studies.hidden_states import states
+from sottovoce.studies.leakage import _findings, image_problem, leakage
 from sottovoce.studies.noise_attack import PAPER_DLG_ERRORS, noise_attack
 
 
@@ -27,7 +28,7 @@ def test_the_papers_attacker_fails_on_pdsgd_where_elimination_does_not(study):
     assert found["PDSGD (experiment law): conventional + dlg"] > 50
     assert found["PDSGD (experiment law): elimination + projection"] < 2
     assert found["DSGD: conventional + dlg"] < study.data["blind"] / 4
-    assert study.agrees is False
+    assert study.verdict == "refuted"
 
 
 def test_the_error_falls_over_the_iterations_on_dsgd_alone(study):
@@ -94,16 +95,16 @@ def test_states_are_off_by_a_step_in_messages_and_known_to_the_chain():
 def test_findings_speak_of_what_was_run_and_say_when_nothing_was_learned():
     blind = 48.0
     theirs = {"DSGD: conventional + dlg": 60.0, "PDSGD (experiment law): conventional + dlg": 150.0}
-    findings, agrees = _findings(theirs, [], [], blind, 50)
+    findings, verdict = _findings(theirs, [], [], blind, 50)
     assert len(findings) == 1
     assert "its failure on PDSGD tells nothing" in findings[0]
-    assert agrees is None
+    assert verdict == "undecided"
     ours = {
         "DSGD: conventional + dlg": 0.2,
         "PDSGD (experiment law): elimination + projection": 0.1,
         "PDSGD (uniform law): elimination + projection": None,
     }
-    findings, agrees = _findings(ours, [], [], blind, 50)
+    findings, verdict = _findings(ours, [], [], blind, 50)
     assert ["removes its state" in finding for finding in findings] == [True, False]
     assert "nothing finite" in findings[1]
-    assert agrees is False
+    assert verdict == "refuted"

@@ -14,7 +14,8 @@ pytest.importorskip("cryptography")
 
 from sottovoce.report import write_page
 from sottovoce.report.demo import Size, demo, write_demo
-from sottovoce.studies import bound_study, estimation
+from sottovoce.studies.bound import BoundSettings, bound_study
+from sottovoce.studies.estimation import EstimationSettings, estimation_study
 
 pytestmark = pytest.mark.skipif(
     browser() is None, reason="no Chromium was found (Debian: apt install chromium)"
@@ -28,8 +29,8 @@ def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if request.param == "demo":
         return write_demo(demo(TINY, insecure_seed=3), folder)[0]
     studies = [
-        bound_study(samples=1000),
-        estimation(steps=30, runs=3, insecure_seed=0),
+        bound_study(BoundSettings(samples=1000)),
+        estimation_study(EstimationSettings(steps=30, runs=3, insecure_seed=0)),
     ]
     return write_page(folder / "report.html", studies)
 

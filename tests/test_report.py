@@ -19,21 +19,22 @@ pytest.importorskip("vl_convert")
 
 from sottovoce import report
 from sottovoce.charts.png import encode_text
-from sottovoce.errors import ResultError, SottovoceError
+from sottovoce.errors import ResultError
 from sottovoce.graphs import ring
 from sottovoce.mechanisms import PDSGD
 from sottovoce.problems import Estimation
 from sottovoce.simulation.runner import simulate
-from sottovoce.studies import Study, Table, bound_study, estimation
-from sottovoce.studies import everything as everything_module
-from sottovoce.studies.everything import QUICK, Scale, everything, verdicts
+from sottovoce.studies import Study, Table
+from sottovoce.studies.bound import BoundSettings, bound_study
+from sottovoce.studies.everything import verdicts
+from sottovoce.studies.judging import Verdict
 
 CLI = [sys.executable, "-c", "from sottovoce.cli import main; main()"]
 
 
 @pytest.fixture(scope="module")
 def study() -> Study:
-    return bound_study(samples=1000, last_round=100)
+    return bound_study(BoundSettings(samples=1000, last_round=100))
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +68,11 @@ def test_findings_claim_and_command_are_shown(study: Study, page: Element) -> No
 
 
 @pytest.mark.parametrize(
-    ("agrees", "words"), [(True, "agree with"), (None, "agree in part"), (False, "do not agree")]
+    ("verdict", "words"),
+    [("confirmed", "confirm this"), ("undecided", "do not decide"), ("refuted", "refute this")],
 )
-def test_the_verdict_is_in_words(agrees: bool | None, words: str) -> None:
-    found = shown(Study("s", "t", "a claim", agrees, ["f"], {}, "c"))
+def test_the_verdict_is_in_words(verdict: Verdict, words: str) -> None:
+    found = shown(Study("s", "t", "a claim", verdict, ["f"], {}, "c"))
     assert any(words in one.text() for one in found.all("p"))
 
 
@@ -197,48 +199,6 @@ def test_a_full_disk_is_said_and_leaves_the_old_page(study: Study, tmp_path: Pat
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".page")]
 
 
-def test_everything_is_skipped_where_it_lies_and_repeated_where_it_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[str] = []
-
-    def plan(folder: Path, scale: object, seed: int | None, progress: bool) -> object:
-        def small_estimation() -> Study:
-            made.append("estimation")
-            return estimation(steps=20, runs=2, scales=(1.0,), insecure_seed=seed)
-
-        def small_bound() -> Study:
-            made.append("bound")
-            return bound_study(samples=1000, last_round=10)
-
-        return {
-            "estimation": ({"steps": 20, "runs": runs}, small_estimation),
-            "bound": ({"kappa": 5.0}, small_bound),
-        }
-
-    monkeypatch.setattr(everything_module, "_plan", plan)
-    runs = 2
-    first = everything(tmp_path, QUICK, insecure_seed=0)
-    assert made == ["estimation", "bound"]
-    again = everything(tmp_path, QUICK, insecure_seed=0)
-    assert made == ["estimation", "bound"]
-    assert [one.to_json() for one in again] == [json.loads(json.dumps(s.to_json())) for s in first]
-    runs = 3
-    everything(tmp_path, QUICK, insecure_seed=0)
-    assert made == ["estimation", "bound", "estimation"]
-    (tmp_path / "bound" / "bound.json").write_text("{")
-    everything(tmp_path, QUICK, insecure_seed=0)
-    assert made == ["estimation", "bound", "estimation", "bound"]
-
-
-def test_everything_refuses_before_it_works(tmp_path: Path) -> None:
-    with pytest.raises(SottovoceError, match="model 'huge' is not known"):
-        everything(tmp_path, Scale(model="huge"))
-    with pytest.raises(SottovoceError, match=str(tmp_path)):
-        everything(tmp_path / "out", Scale(data_dir=str(tmp_path)))
-    assert not (tmp_path / "out").exists()
-
-
 def test_the_summary_has_a_line_for_each_study(study: Study) -> None:
     table = verdicts([study])
-    assert table.rows == [("bound", "agrees", study.findings[-1])]
+    assert table.rows == [("bound", "confirmed", study.findings[-1])]

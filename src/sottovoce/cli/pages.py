@@ -1,6 +1,7 @@
 """`sottovoce report` and `sottovoce demo`: pages to look at."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -47,6 +48,7 @@ def demo(
     import torch
 
     from sottovoce.report import demo as story
+    from sottovoce.storage.execution import Execution
 
     # Batches of one image are too small to divide: a second thread only waits for the first.
     torch.set_num_threads(1)
@@ -57,8 +59,8 @@ def demo(
         say(f"[{passed // 60}:{passed % 60:02d}] {text}")
 
     out.mkdir(parents=True, exist_ok=True)
-    size = story.QUICK if quick else story.Size()
-    study = story.demo(size, insecure_seed=insecure_seed, progress=show_progress(), say=timed)
+    settings = replace(story.QUICK if quick else story.DemoSettings(), insecure_seed=insecure_seed)
+    study = story.demo_study(settings, Execution(progress=show_progress(), say=timed))
     timed("Writing the page ...")
     written = story.write_demo(study, out)
     print_study(study, as_json, written)

@@ -231,7 +231,7 @@ class Account:
             subtitle=f"{self.algorithm} on {self.graph}, stepsize {self.stepsize}",
             x_title="round k",
             y_title="noise per unit of gradient",
-            log_y=all(value != 0 for one in series for value in one.y),
+            log="y" if all(value != 0 for one in series for value in one.y) else "",
         )
 
 

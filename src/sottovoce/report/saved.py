@@ -22,9 +22,9 @@ from sottovoce.report.blocks import (
 from sottovoce.studies.study import Study, Table
 
 VERDICTS = {
-    True: ("yes", "✓ Our numbers agree with this statement"),
-    None: ("part", "◐ Our numbers agree in part"),
-    False: ("no", "✗ Our numbers do not agree"),
+    "confirmed": ("yes", "✓ Our numbers confirm this statement"),
+    "undecided": ("part", "◐ Our numbers do not decide this statement"),
+    "refuted": ("no", "✗ Our numbers refute this statement"),
 }
 _SHOWN_TARGETS = 8
 
@@ -67,9 +67,9 @@ def study_section(study: Study) -> Section:
 
 def claim(study: Study) -> Html:
     """The paper's statement and the verdict on it, in words; nothing without a statement."""
-    if not study.claim:
+    if not study.claim or not study.verdict:
         return ""
-    style, words = VERDICTS[study.agrees]
+    style, words = VERDICTS[study.verdict]
     return (
         f'<blockquote class="claim"><cite>The paper says</cite>{escape(study.claim)}</blockquote>'
         f'<p class="verdict {style}">{words}</p>'

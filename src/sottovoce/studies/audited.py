@@ -1,147 +1,110 @@
 """An audit as a study: one table, the images, and a verdict in words."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
-from torch import Tensor
-
-from sottovoce.charts.png import encode_text
-from sottovoce.graphs import Graph, ring
-from sottovoce.mechanisms import PDSGD, Algorithm
-from sottovoce.privacy.adversaries import Adversary, Eavesdropper
-from sottovoce.privacy.attacks import Attack
-from sottovoce.privacy.auditor import Audit, audit
-from sottovoce.privacy.auditor.scores import Effort, Row
-from sottovoce.privacy.auditor.targets import Recorded
-from sottovoce.privacy.auditor.work import Report
-from sottovoce.stepsizes import Experiment, Power, Stepsize
-from sottovoce.studies.leakage import image_problem
-from sottovoce.studies.study import Study, Table
-
-_SHOWN = 8
+from sottovoce.charts.images import image_grid
+from sottovoce.errors import AttackError
+from sottovoce.mechanisms import parse_algorithm
+from sottovoce.privacy.adversaries import parse_adversary
+from sottovoce.privacy.attacks import ATTACKS, attack_named
+from sottovoce.privacy.auditor import Audit, AuditSettings, Recorded, Row, audit, record
+from sottovoce.privacy.auditor.settings import THRESHOLD
+from sottovoce.privacy.readers import READERS, Search, reader_named
+from sottovoce.stepsizes import parse_stepsize
+from sottovoce.storage.execution import Execution
+from sottovoce.studies.images import Images, pictures
+from sottovoce.studies.settings import OnGraph, command_line, option
+from sottovoce.studies.study import Chart, Data, Kind, Study, Table, register
 
 
-@dataclass(frozen=True)
-class AuditSettings:
-    """Who attacks what: the questions of an audit, as `sottovoce.privacy.auditor.audit` takes them."""
+@dataclass(frozen=True, kw_only=True)
+class ImageAuditSettings(Images, OnGraph):
+    """An audit of one of the package's networks; `audit` itself takes any model and data."""
 
-    algorithms: Sequence[Algorithm] = (PDSGD(),)
-    stepsize: Stepsize = Stepsize(Power(0.1), Experiment())  # noqa: RUF009
-    adversaries: Sequence[Adversary] = field(default_factory=lambda: (Eavesdropper(),))
-    attacks: Sequence[Attack] | None = None
-    rounds: Sequence[int] = (50,)
-    targets: int = 8
-    effort: Effort = field(default_factory=Effort)
-    private_start: float = 0.0
+    algorithm: tuple[str, ...] = option(
+        ("pdsgd",), "dsgd, pdsgd:coordinate, noisy-dsgd:0.01, zero-sum:0.1, ...; repeatable."
+    )
+    stepsize: str = option("experiment:0.1/k", "Law and schedule: experiment:0.1/k, uniform:0.1/k.")
+    adversary: tuple[str, ...] = option(
+        ("eavesdropper",), "eavesdropper or agents:1,3; repeatable."
+    )
+    knows: tuple[str, ...] = option((), "Side information: state, stepsizes; repeatable.")
+    attack: tuple[str, ...] = option((), "An attack by name; all unless given; repeatable.")
+    method: tuple[str, ...] = option(
+        (), "A reader by name; all that suit unless given; repeatable."
+    )
+    controls: bool = option(True, "Read the exact gradient and noise, too.")
+    private_start: float = option(
+        0.0, "Standard deviation of private numbers added to the starting point."
+    )
+    batch: int = option(1, "Images in a gradient.", option="--batch-size", min=1)
+    targets: int = option(8, "How many (run, agent) pairs to attack.", min=1)
+    rounds: str = option("50", "Rounds to attack: 50 or 1,10,50.")
+    iterations: int = option(200, "L-BFGS steps of a search.", min=1)
+    warmup: int | None = option(
+        None, "Adam steps before them; by default as the model asks.", min=0
+    )
+    restarts: int = option(2, "Starting points of a search.", min=1)
+    threshold: float = option(
+        THRESHOLD, "Summed squared error below which an image counts as recovered."
+    )
+    load: str | None = option(None, "Attack a recording that --save wrote, not a fresh run.")
+    save: str | None = option(None, "Keep the recording here; it holds every secret.")
 
-    def command_options(self) -> str:
-        names = {
-            "algorithm": [str(one) for one in self.algorithms],
-            "adversary": [str(one).partition(" ")[0] for one in self.adversaries],
-            "knows": sorted(self.adversaries[0].knows),
-            "attack": [one.name for one in self.attacks or ()],
-            "method": list(self.effort.methods or ()),
-        }
-        repeated = [f"--{name} {value}" for name, values in names.items() for value in values]
-        return " ".join(
-            [
-                *repeated,
-                *([] if self.effort.controls else ["--no-controls"]),
-                *([f"--private-start {self.private_start:g}"] if self.private_start else []),
-                f"--stepsize {self.stepsize}",
-                f"--rounds {','.join(map(str, self.rounds))}",
-                f"--targets {self.targets}",
-                f"--iterations {self.effort.search.iterations}",
-                f"--restarts {self.effort.search.restarts}",
-            ]
+    def questions(self) -> AuditSettings:
+        """The settings of `audit`, with objects in place of their names."""
+        search = Search(self.iterations, self.warmup, self.restarts)
+        confined = self.model == "paper"
+        return AuditSettings(
+            stepsize=parse_stepsize(self.stepsize),
+            adversaries=[parse_adversary(text, self.knows) for text in self.adversary],
+            attacks=[attack_named(name) for name in self.attack or ATTACKS],
+            readers=[reader_named(name, search, confined) for name in self.method or READERS],
+            rounds=_whole_numbers(self.rounds),
+            targets=self.targets,
+            threshold=self.threshold,
+            controls=self.controls,
+            private_start=self.private_start,
+            insecure_seed=self.insecure_seed,
         )
 
 
-def audit_images(
-    settings: AuditSettings,
-    *,
-    graph: Graph | None = None,
-    model: str = "small",
-    weights: str | None = None,
-    batch: int = 1,
-    data: str = "subset",
-    data_dir: str | None = None,
-    device: str = "cpu",
-    recorded: Recorded | None = None,
-    save: str | Path | None = None,
-    folder: str | Path | None = None,
-    insecure_seed: int | None = None,
-    progress: bool = False,
-    report: Report | None = None,
+def audit_study(
+    settings: ImageAuditSettings | None = None, execution: Execution | None = None
 ) -> Study:
-    """Audit one of the package's networks on images; `audit` itself takes any model and data.
+    """Train, record the messages, attack them in every way the adversary can, and say what leaked.
 
-    weights, data and model: as for `image_problem`. save: where to keep the recording of the last
-    algorithm, which `recorded` takes back.
+    A stopped audit goes on where it was when it is run again with the same settings and folder.
     """
-    graph = graph or ring(5)
-    weights = weights or ("glorot:4" if model == "paper" else "trainable")
-    problem, inputs = image_problem(
-        model,
-        agents=graph.agents,
-        batch=batch,
-        weights=weights,
-        data=data,
-        data_dir=data_dir,
-        device=device,
-    )
-    found = audit(
-        problem,
-        settings.algorithms,
-        graph,
-        inputs,
-        stepsize=settings.stepsize,
-        adversary=settings.adversaries,
-        rounds=settings.rounds,
-        targets=settings.targets,
-        attacks=settings.attacks,
-        effort=settings.effort,
-        private_start=settings.private_start,
-        folder=folder,
-        recorded=recorded,
-        save=save,
-        insecure_seed=insecure_seed,
-        progress=progress,
-        report=report,
-    )
-    command = (
-        f"sottovoce audit {settings.command_options()} --model {model} --weights {weights} "
-        f"--data {data} --batch-size {batch} --graph {graph.name} --mixing-weights {graph.weights} "
-        f"--device {device}"
-    )
-    return audit_study(found, command)
+    settings, execution = settings or ImageAuditSettings(), execution or Execution()
+    questions, graph = settings.questions(), settings.network()
+    algorithms = [parse_algorithm(text) for text in settings.algorithm]
+    problem, inputs = settings.problem(graph.agents, settings.batch)
+    recorded = None if settings.load is None else Recorded.load(settings.load)
+    if settings.save is not None:
+        recorded = recorded or record(problem, algorithms[0], graph, inputs, questions)
+        recorded.save(settings.save)
+    found = audit(problem, algorithms, graph, inputs, questions, execution, recorded)
+    return as_study(found, command_line("audit", settings))
 
 
-def audit_study(audit: Audit, command: str) -> Study:
+def as_study(audit: Audit, command: str) -> Study:
     """The rows of an audit as a table with controls, why attacks were refused, and the images."""
-    ran = [row for row in audit.rows if row.attacked]
     refused = [row for row in audit.rows if row.refused]
+    measures = ("cosine", "relative error", "error", "PSNR", "SSIM", "labels", "recovered")
     tables = [
         Table(
             f"Medians of {audit.facts['targets']} targets; recovered: summed squared error below "
             f"{audit.facts['threshold']:g}, 95 % interval",
-            (
-                "adversary",
-                "algorithm",
-                "stepsize",
-                "round",
-                "attack + inversion",
-                "cosine",
-                "relative error",
-                "error",
-                "PSNR",
-                "SSIM",
-                "labels",
-                "recovered",
-            ),
-            [*map(_cells, ran), *_blind(audit)],
+            ("adversary", "algorithm", "stepsize", "round", "attack + reader", *measures),
+            [
+                *(_cells(row) for row in audit.rows if row.attacked),
+                *(
+                    ("nobody", "", "", k, "blind guess", "", "", f"{error:.3g}", *[""] * 4)
+                    for k, error in audit.blind.items()
+                ),
+            ],
             optional=("stepsize", "SSIM", "PSNR", "relative error", "round", "labels"),
         )
     ]
@@ -157,10 +120,11 @@ def audit_study(audit: Audit, command: str) -> Study:
         "audit",
         "What an observer of the messages recovers",
         "",
-        None,
+        "undecided",
         [*audit.verdicts, *audit.advice],
         {
             **audit.facts,
+            "controls_passed": audit.controls_passed,
             "rows": [row.to_json() for row in audit.rows],
             "blind": {str(round): error for round, error in audit.blind.items()},
             "images": _pictures(audit),
@@ -183,19 +147,8 @@ def _cells(row: Row) -> tuple[str, ...]:
         _number(row.psnr, ".1f"),
         _number(row.ssim, ".2f"),
         f"{row.labels_correct}/{row.attacked}",
-        f"{row.recovered} of {row.targets} ({row.low:.0%}-{row.high:.0%})" + _missed(row),
+        row.share,
     )
-
-
-def _missed(row: Row) -> str:
-    return "" if row.attacked == row.targets else f", {row.attacked} attacked"
-
-
-def _blind(audit: Audit) -> list[tuple[str, ...]]:
-    return [
-        ("nobody", "", "", str(round), "blind guess", "", "", f"{error:.3g}", "", "", "", "")
-        for round, error in audit.blind.items()
-    ]
 
 
 def _number(value: float | None, form: str) -> str:
@@ -203,36 +156,47 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _pictures(audit: Audit) -> dict[str, list[str]]:
-    """Rows of PNG images for each round; nothing for inputs that are no grey pictures."""
+    """Rows of PNG images for each round; nothing for inputs that are not grey pictures."""
     shape = next(iter(audit.truth.values())).shape
     if len(shape) != 5 or shape[2] != 1:
         return {}
-    several = len(audit.truth) > 1
     found: dict[str, list[str]] = {}
     for round, truth in audit.truth.items():
-        suffix = f", round {round}" if several else ""
-        found[f"truth{suffix}"] = _row(truth)
+        suffix = f", round {round}" if len(audit.truth) > 1 else ""
+        found[f"truth{suffix}"] = pictures(truth)
         names = Counter[str]()
         for at, row in enumerate(audit.rows):
             if row.round == round and at in audit.images:
                 name = _name(row, audit) + suffix
                 names[name] += 1
-                found[name if names[name] == 1 else f"{name} ({names[name]})"] = _row(
-                    audit.images[at]
-                )
+                name += f" ({names[name]})" * (names[name] > 1)
+                found[name] = pictures(audit.images[at])
         if audit.mean_image is not None:
-            found[f"blind guess{suffix}"] = _row(audit.mean_image.expand_as(truth))
+            found[f"blind guess{suffix}"] = pictures(audit.mean_image.expand_as(truth))
     return found
 
 
 def _name(row: Row, audit: Audit) -> str:
-    parts = [row.adversary] if len(audit.facts["adversaries"]) > 1 else []
-    if row.adversary == "control":
-        return f"control: {row.attack} + {row.inversion}"
-    if len(audit.facts["algorithms"]) > 1:
-        parts.append(row.algorithm)
+    if row.is_control:
+        return row.name
+    parts = [row.adversary] * (len(audit.facts["adversaries"]) > 1)
+    parts += [row.algorithm] * (len(audit.facts["algorithms"]) > 1)
     return ", ".join([*parts, f"{row.attack} + {row.inversion}"])
 
 
-def _row(images: Tensor) -> list[str]:
-    return [encode_text(target[0, 0], 2) for target in images[:_SHOWN]]
+def _whole_numbers(text: str) -> tuple[int, ...]:
+    parts = text.replace(" ", "").split(",")
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise AttackError(f"rounds {text!r} are not usable; accepted: 50 or 1,10,50")
+    return tuple(int(part) for part in parts)
+
+
+def _chart(data: Data) -> Chart:
+    return image_grid(
+        data["images"],
+        title="What the adversary recovers",
+        subtitle="every column is one target; the lowest rows are the controls and the blind guess",
+    )
+
+
+register(Kind("audit", {"audit-images": _chart}))

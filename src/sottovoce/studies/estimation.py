@@ -1,18 +1,24 @@
 """The paper's first experiment: PDSGD against DSGD on decentralized estimation."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from torch import Tensor
+
+from sottovoce.charts import banded, line_chart, panel
 from sottovoce.errors import SimulationError
-from sottovoce.graphs import Graph, ring
 from sottovoce.mechanisms import DSGD, PDSGD, NoisyDSGD
 from sottovoce.problems import Estimation
 from sottovoce.simulation.options import Options
 from sottovoce.simulation.result import Result
 from sottovoce.simulation.runner import simulate
 from sottovoce.stepsizes import Experiment, Stepsize
-from sottovoce.studies.study import Study, Table
+from sottovoce.storage.execution import Execution
+from sottovoce.studies.judging import all_hold, judge, unanimous
+from sottovoce.studies.settings import OnGraph, command_line, option
+from sottovoce.studies.study import Chart, Data, Kind, Study, Table, register
 
 CLAIM = (
     "The random parameters B and λ do not slow down the convergence; they significantly increase "
@@ -20,134 +26,144 @@ CLAIM = (
 )
 _Z = 1.96
 _ABLATION = "equal shares, 1/k"
+_WORDS = {"confirmed": "better", "refuted": "worse", "undecided": "equal"}
 
 
-def estimation(
-    *,
-    steps: int = 1000,
-    runs: int = 1000,
-    scales: Sequence[float] = (0.5, 1.0, 2.0),
-    graph: Graph | None = None,
-    data_seed: int = 0,
-    insecure_seed: int | None = None,
-    progress: bool = False,
+@dataclass(frozen=True, kw_only=True)
+class EstimationSettings(OnGraph):
+    """How long, how often and on which random problems."""
+
+    steps: int = option(1000, "Rounds of the algorithm.", min=1)
+    runs: int = option(1000, "Independent runs to average over.", min=1)
+    scales: tuple[float, ...] = option(
+        (0.5, 1.0, 2.0), "Entries of M_i are uniform on [0, scale]; repeatable.", option="--scale"
+    )
+    data_seed: int = option(0, "Draws M_i, θ and the measurements.")
+
+
+def estimation_study(
+    settings: EstimationSettings | None = None, execution: Execution | None = None
 ) -> Study:
-    """Compare PDSGD (λ = (1 - ϱ/k)/k, one draw an agent) with DSGD (1/k) at the paper's sizes.
+    """The convex experiment: PDSGD against DSGD on decentralized estimation.
 
-    The paper does not state M_i; its scale decides how far the first steps overshoot, so several
-    are run. A third run shares every step equally, b = 1/|N_j|, with stepsize 1/k: it tells what
-    sharing does from what randomness does.
+    PDSGD has λ = (1 - ϱ/k)/k, one draw an agent, and DSGD 1/k. The paper does not state M_i; its
+    scale decides how far the first steps overshoot, so several are run. A third run shares every
+    step equally, b = 1/|N_j|, with stepsize 1/k: it tells what sharing does from what randomness
+    does.
     """
+    settings, execution = settings or EstimationSettings(), execution or Execution()
+    steps, runs, graph = settings.steps, settings.runs, settings.network()
     if runs < 2:
         raise SimulationError(f"runs is {runs}; a comparison with its spread needs at least 2")
-    graph = graph or ring(5)
+    asked: dict[str, Any] = {
+        "steps": steps,
+        "runs": runs,
+        "insecure_seed": settings.insecure_seed,
+        "options": Options(progress=execution.progress),
+    }
+    scalar = Stepsize(law=Experiment(), per="agent")
     found: dict[float, dict[str, Result]] = {}
-    for scale in scales:
-        problem = Estimation.random(graph.agents, scale=scale, seed=data_seed)
-        options: dict[str, Any] = {
-            "steps": steps,
-            "runs": runs,
-            "insecure_seed": insecure_seed,
-            "options": Options(progress=progress),
-        }
-        scalar = Stepsize(law=Experiment(), per="agent")
+    for scale in settings.scales:
+        problem = Estimation.random(graph.agents, scale=scale, seed=settings.data_seed)
         found[scale] = {
-            "PDSGD": simulate(problem, PDSGD(), graph, stepsize=scalar, **options),
-            "DSGD": simulate(problem, DSGD(), graph, **options),
-            _ABLATION: simulate(problem, NoisyDSGD(0.0), graph, **options),
+            "PDSGD": simulate(problem, PDSGD(), graph, stepsize=scalar, **asked),
+            "DSGD": simulate(problem, DSGD(), graph, **asked),
+            _ABLATION: simulate(problem, NoisyDSGD(0.0), graph, **asked),
         }
-    comparisons = {scale: _compare(pair) for scale, pair in found.items()}
-    faster = all(c["mean_log_ratio"] < 0 for c in comparisons.values())
-    as_accurate = all(c["final_verdict"] != "worse" for c in comparisons.values())
-    findings = [_sentence(scale, comparison) for scale, comparison in comparisons.items()]
-    findings += [_overall(comparisons), _ablation_sentence(found)]
+    comparisons = {scale: compare(results) for scale, results in found.items()}
     rows = [
         (
             f"[0, {scale:g}]",
-            *(
-                f"{c['final'][name]['mean']:.3g} ± {c['final'][name]['half_width']:.1g}"
-                for name in ("PDSGD", "DSGD", _ABLATION)
-            ),
+            *(f"{end['mean']:.3g} ± {end['half_width']:.1g}" for end in c["final"].values()),
             f"{c['final_ratio']:.3g}",
         )
-        for (scale, pair), c in zip(found.items(), comparisons.values(), strict=True)
+        for scale, c in comparisons.items()
     ]
-    table = Table(
-        f"Distance to the optimum after {steps:,} rounds, mean of {runs:,} runs ± 95 %",
-        ("M_i on", "PDSGD", "DSGD", "equal shares", "PDSGD/DSGD"),
-        rows,
-    )
-    data = {
-        "graph": graph.describe(),
-        "steps": steps,
-        "runs": runs,
-        "data_seed": data_seed,
-        "insecure_seed": insecure_seed,
-        "scales": [
-            {"scale": scale, **comparisons[scale], "curves": _curves(pair)}
-            for scale, pair in found.items()
-        ],
-    }
-    command = f"sottovoce reproduce estimation --steps {steps} --runs {runs} --graph {graph.name}"
-    command += "".join(f" --scale {scale:g}" for scale in scales) + f" --data-seed {data_seed}"
     return Study(
         "estimation",
         "Decentralized estimation: PDSGD against DSGD",
         CLAIM,
-        True if faster and as_accurate else (None if _ahead(comparisons) else False),
-        findings,
-        data,
-        command,
-        [table],
+        unanimous(c["verdict"] for c in comparisons.values()),
+        [
+            *(_sentence(scale, comparison) for scale, comparison in comparisons.items()),
+            overall(comparisons),
+            _ablation_sentence(found),
+        ],
+        {
+            "graph": graph.describe(),
+            "steps": steps,
+            "runs": runs,
+            "data_seed": settings.data_seed,
+            "insecure_seed": settings.insecure_seed,
+            "scales": [
+                {"scale": scale, **comparisons[scale], "curves": _curves(results)}
+                for scale, results in found.items()
+            ],
+        },
+        command_line("reproduce estimation", settings),
+        [
+            Table(
+                f"Distance to the optimum after {steps:,} rounds, mean of {runs:,} runs ± 95 %",
+                ("M_i on", "PDSGD", "DSGD", "equal shares", "PDSGD/DSGD"),
+                rows,
+            )
+        ],
     )
 
 
-def _compare(pair: dict[str, Result]) -> dict[str, Any]:
-    """Where PDSGD's mean error is below, above or indistinguishable from DSGD's (Welch, 95 %)."""
-    ours, theirs = (pair[name].metric("distance")[1:] for name in ("PDSGD", "DSGD"))
-    rounds, runs = pair["PDSGD"].rounds[1:], ours.shape[1]
+def compare(results: Mapping[str, Result]) -> dict[str, Any]:
+    """Where PDSGD's mean error is below, above or indistinguishable from DSGD's (Welch, 95 %).
+
+    The claim holds if its error is smaller over all rounds, by the mean of log(PDSGD/DSGD), and at
+    the last one.
+    """
+    ours, theirs = (results[name].metric("distance")[1:] for name in ("PDSGD", "DSGD"))
+    rounds, runs = results["PDSGD"].rounds[1:], ours.shape[1]
     difference = ours.mean(1) - theirs.mean(1)
-    error = ((ours.var(1) + theirs.var(1)) / runs).sqrt()
-    verdicts = [
-        "equal" if abs(d) <= _Z * e else ("better" if d < 0 else "worse")
-        for d, e in zip(difference.tolist(), error.tolist(), strict=True)
-    ]
+    error = _Z * ((ours.var(1) + theirs.var(1)) / runs).sqrt()
+    edges = zip((difference - error).tolist(), (difference + error).tolist(), strict=True)
+    verdicts = [judge(low, high, below=0.0) for low, high in edges]
     phases = [
-        {"from": group[0][0], "to": group[-1][0], "pdsgd": verdict}
-        for verdict, members in groupby(
-            zip(rounds, verdicts, strict=True), key=lambda member: member[1]
-        )
-        for group in [list(members)]
+        {"from": span[0][0], "to": span[-1][0], "pdsgd": _WORDS[verdict]}
+        for verdict, members in groupby(zip(rounds, verdicts, strict=True), lambda one: one[1])
+        for span in [list(members)]
     ]
     ratio = ours.mean(1) / theirs.mean(1)
-    final = {}
-    for name, result in pair.items():
-        values = result.metric("distance")[-1]
-        half = _Z * float(values.std()) / runs**0.5
-        final[name] = {"mean": float(values.mean()), "half_width": half}
+    speed = float(ratio.log().mean())
+    spread = _Z * ((_relative(ours).var() + _relative(theirs).var()) / runs).sqrt().item()
+    ends = {name: result.metric("distance")[-1] for name, result in results.items()}
     return {
         "phases": phases,
-        "phases_text": _phases_text(phases),
-        "final": final,
+        "phases_text": phases_text(phases),
+        "final": {
+            name: {"mean": float(end.mean()), "half_width": _Z * float(end.std()) / runs**0.5}
+            for name, end in ends.items()
+        },
         "final_ratio": float(ratio[-1]),
-        "final_verdict": verdicts[-1],
+        "final_verdict": _WORDS[verdicts[-1]],
         "best_ratio": float(ratio.min()),
         "best_ratio_round": rounds[int(ratio.argmin())],
-        "mean_log_ratio": float(ratio.log().mean()),
+        "mean_log_ratio": speed,
+        "mean_log_ratio_half_width": spread,
+        "verdict": all_hold([judge(speed - spread, speed + spread, below=0.0), verdicts[-1]]),
     }
 
 
-def _phases_text(phases: Sequence[dict[str, Any]]) -> str:
+def _relative(distances: Tensor) -> Tensor:
+    """Each run's error beside the mean, averaged over rounds: log of a mean to first order."""
+    return (distances / distances.mean(1, keepdim=True)).mean(0)
+
+
+def phases_text(phases: Iterable[Mapping[str, Any]]) -> str:
+    """In which rounds PDSGD is better and in which worse."""
     spans: dict[str, list[str]] = {}
     for phase in phases:
         spans.setdefault(phase["pdsgd"], []).append(_span(phase["from"], phase["to"]))
-    apart = [
-        f"{verdict} in {', '.join(found)}" for verdict, found in spans.items() if verdict != "equal"
-    ]
+    apart = [f"{word} in {', '.join(found)}" for word, found in spans.items() if word != "equal"]
     return "; ".join(apart) or "nowhere distinguishable"
 
 
-def _sentence(scale: float, comparison: dict[str, Any]) -> str:
+def _sentence(scale: float, comparison: Mapping[str, Any]) -> str:
     return (
         f"M_i uniform on [0, {scale:g}]: PDSGD is {comparison['phases_text']}; its error is "
         f"smallest relative to DSGD's in round {comparison['best_ratio_round']} "
@@ -156,12 +172,19 @@ def _sentence(scale: float, comparison: dict[str, Any]) -> str:
     )
 
 
-def _overall(comparisons: dict[float, dict[str, Any]]) -> str:
-    better = [scale for scale, c in comparisons.items() if c["final_verdict"] == "better"]
-    worse = [scale for scale, c in comparisons.items() if c["final_verdict"] == "worse"]
-    if len(better) == len(comparisons):
+def overall(comparisons: Mapping[float, Mapping[str, Any]]) -> str:
+    """What all scales together say of the claim."""
+    if all(c["verdict"] == "confirmed" for c in comparisons.values()):
         return "The paper's claim held at every scale tried, through the last round."
-    ahead = _ahead(comparisons)
+    better, worse = (
+        [scale for scale, c in comparisons.items() if c["final_verdict"] == word]
+        for word in ("better", "worse")
+    )
+    ahead = [
+        scale
+        for scale, c in comparisons.items()
+        if any(phase["pdsgd"] == "better" for phase in c["phases"])
+    ]
     held = (
         f"The paper's claim held in part: PDSGD is ahead in some rounds for {_list(ahead)}"
         if ahead
@@ -173,16 +196,7 @@ def _overall(comparisons: dict[float, dict[str, Any]]) -> str:
     )
 
 
-def _ahead(comparisons: dict[float, dict[str, Any]]) -> list[float]:
-    """The scales at which PDSGD is better in some round."""
-    return [
-        scale
-        for scale, c in comparisons.items()
-        if any(phase["pdsgd"] == "better" for phase in c["phases"])
-    ]
-
-
-def _ablation_sentence(found: dict[float, dict[str, Result]]) -> str:
+def _ablation_sentence(found: Mapping[float, Mapping[str, Result]]) -> str:
     """What equal shares without randomness do; a cause is named only where the numbers show it."""
     parts, explained = [], []
     for scale, results in found.items():
@@ -216,10 +230,36 @@ def _list(scales: Sequence[float]) -> str:
     return f"scale {', '.join(first)} and {last}" if first else f"scale {last}"
 
 
-def _curves(pair: dict[str, Result]) -> dict[str, Any]:
-    curves: dict[str, Any] = {"rounds": pair["PDSGD"].rounds}
-    for name, result in pair.items():
+def _curves(results: Mapping[str, Result]) -> dict[str, Any]:
+    curves: dict[str, Any] = {"rounds": results["PDSGD"].rounds}
+    for name, result in results.items():
         for metric in result.metrics:
-            band = result.band(metric)
-            curves[f"{name}.{metric}"] = band.to_json()
+            curves[f"{name}.{metric}"] = result.band(metric).to_json()
     return curves
+
+
+def _chart(data: Data) -> Chart:
+    charts = []
+    for study in data["scales"]:
+        curves = study["curves"]
+        series = []
+        for key in curves:
+            if key.endswith(".distance"):
+                band = {edge: values[1:] for edge, values in curves[key].items()}
+                band["low"] = [max(0.0, value) for value in band["low"]]
+                series.append(banded(key.removesuffix(".distance"), curves["rounds"][1:], band))
+        charts.append(
+            line_chart(
+                series,
+                title=f"M uniform on [0, {study['scale']:g}]",
+                subtitle=f"mean of {data['runs']:,} runs, 95 % band",
+                x_title="round k",
+                y_title="distance to the optimum",
+                log="xy",
+                size=(360, 300),
+            )
+        )
+    return panel(charts, columns=len(charts))
+
+
+register(Kind("estimation", {"estimation": _chart}, EstimationSettings, estimation_study))

@@ -1,50 +1,51 @@
 """What protection costs: accuracy against the error of the best attack, algorithm by algorithm."""
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from sottovoce.charts import Series, line_chart, panel
 from sottovoce.errors import SottovoceError
 from sottovoce.graphs import Graph, ring
-from sottovoce.mechanisms import DSGD, PDSGD, Algorithm, NoisyDSGD, ZeroSumDSGD, parse_algorithm
-from sottovoce.privacy.adversaries import Adversary, CuriousAgents, Eavesdropper
-from sottovoce.privacy.attacks import (
-    Chain,
-    Conventional,
-    Elimination,
-    LeastSquares,
-    OwnState,
-    Smoothing,
-)
-from sottovoce.privacy.auditor import audit
-from sottovoce.privacy.auditor.scores import Effort, Row
-from sottovoce.privacy.auditor.targets import suited
+from sottovoce.mechanisms import DSGD, PDSGD, Mechanism, NoisyDSGD, ZeroSumDSGD, parse_algorithm
+from sottovoce.privacy.adversaries import CuriousAgents, Eavesdropper
+from sottovoce.privacy.attacks import attack_named
+from sottovoce.privacy.auditor import AuditSettings, Row, audit
+from sottovoce.privacy.auditor.recording import suited
 from sottovoce.privacy.linear_view import LinearView
-from sottovoce.privacy.readers import Search
+from sottovoce.privacy.readers import Inputs, Search, reader_named
+from sottovoce.problems import ModuleProblem
 from sottovoce.simulation.options import Options
 from sottovoce.simulation.runner import simulate
 from sottovoce.stepsizes import LAWS, Deterministic, Power, Stepsize
-from sottovoce.storage.files import write_json
-from sottovoce.studies.leakage import image_problem, row_line
-from sottovoce.studies.study import Study, Table
+from sottovoce.storage.execution import Execution
+from sottovoce.storage.identity import code_of
+from sottovoce.studies.images import Images
+from sottovoce.studies.judging import Verdict, all_hold, judge
+from sottovoce.studies.settings import command_line, option
+from sottovoce.studies.study import Chart, Data, Kind, Study, Table, register
 from sottovoce.studies.training import Training
 
 CLAIM = (
     "Randomness in stepsizes and coefficients protects gradients without the loss of accuracy that "
     "noise for differential privacy brings."
 )
-_METHODS = ("projection", "smooth-projection", "magnitude", "likelihood")
-_ATTACKS = (Conventional(), LeastSquares(), Elimination(), Chain(), OwnState(), Smoothing())
-LEVELS = (0.1, 0.2, 0.35, 0.5, 0.7, 1.0)
-"""Effective noise, in units of a gradient; one image's gradient has about 0.09 a coordinate."""
+_READERS = ("projection", "smooth-projection", "magnitude", "likelihood")
+_ATTACKS = ("conventional", "least-squares", "elimination", "chain", "own-state", "smoothing")
+_ADVERSARIES = {
+    "eavesdropper": (Eavesdropper(), None),
+    "two colluding neighbours": (CuriousAgents([0, 2]), (1,)),
+}
+"""Who attacks, and whom: everybody, or the agent between the two who collude."""
 
 _CALIBRATION = 9
 """Rounds of the model that tells the effective noise; the middle one is read."""
+
+Piece = tuple[dict[str, Any], Callable[[], dict[str, Any]]]
+"""What a part of a point depends on, and how it is computed."""
 
 
 @dataclass(frozen=True)
@@ -59,23 +60,38 @@ class Setting:
     """What an eavesdropper who knows nothing about gradients is left with, per unit stepsize."""
 
 
-@dataclass(frozen=True)
-class Sizes:
+@dataclass(frozen=True, kw_only=True)
+class FrontierSettings:
     """How large the study is.
 
-    runs, epochs, scales: of the trainings, batch 8; the better of the stepsize scales counts for
-    every setting. targets, round, iterations, restarts: of the attacks on batches of one image with
-    the mean stepsize 0.05/k, small enough that the states are known almost exactly: what helps the
-    attacker is granted to it.
+    Trainings have batches of 8; the better of the stepsize scales counts for every setting. Attacks
+    are on batches of one image with the mean stepsize 0.05/k, small enough that the states are
+    known almost exactly: what helps the attacker is granted to it.
     """
 
-    runs: int = 3
-    epochs: int = 10
-    scales: tuple[float, ...] = (0.25, 0.5)
-    targets: int = 16
-    round: int = 50
-    iterations: int = 200
-    restarts: int = 2
+    levels: tuple[float, ...] = option(
+        (0.1, 0.2, 0.35, 0.5, 0.7, 1.0),
+        "Noise left on a gradient for an eavesdropper, whose own size is about 0.09; repeatable.",
+        option="--level",
+    )
+    runs: int = option(3, "Independent runs to average over.", min=1)
+    epochs: int = option(10, "Passes over an agent's data.", min=1)
+    scales: tuple[float, ...] = option(
+        (0.25, 0.5), "c in the stepsize c/k; the better one counts; repeatable.", option="--scale"
+    )
+    targets: int = option(16, "How many (run, agent) pairs to attack.", min=1)
+    round: int = option(50, "Which round to attack.", min=1)
+    iterations: int = option(200, "L-BFGS steps of a search.", min=1)
+    restarts: int = option(2, "Starting points of a search.", min=1)
+    part: str = option("1/1", "2/4 does the second quarter; run all four with one --out.")
+    insecure_seed: int = option(0, "Draws everything.")
+
+    def __post_init__(self) -> None:
+        if not self.levels or min(self.levels) <= 0:
+            raise SottovoceError(f"noise levels are {self.levels}; accepted: numbers above 0")
+        first, _, last = self.part.partition("/")
+        if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+            raise SottovoceError(f"part {self.part!r} does not exist; accepted: 1/1, 2/4, ...")
 
 
 def noise_gain(weights: str) -> float:
@@ -91,7 +107,7 @@ def noise_gain(weights: str) -> float:
     return view.posterior_sd(1, _CALIBRATION // 2 + 1)
 
 
-def settings(levels: Sequence[float]) -> list[Setting]:
+def points(levels: Sequence[float]) -> list[Setting]:
     """Every algorithm; those with noise at each effective noise level."""
     found = [
         Setting("DSGD", str(DSGD()), "deterministic"),
@@ -119,182 +135,172 @@ def settings(levels: Sequence[float]) -> list[Setting]:
     return found
 
 
-def frontier(
-    levels: Sequence[float] = LEVELS,
-    sizes: Sizes | None = None,
-    *,
-    folder: str | Path,
-    part: tuple[int, int] = (1, 1),
-    insecure_seed: int = 0,
-    progress: bool = False,
-    report: Callable[[str], None] | None = None,
+def frontier_study(
+    settings: FrontierSettings | None = None, execution: Execution | None = None
 ) -> Study:
-    """Train and attack every setting; same model, data, rounds and adversaries for all.
+    """What protection costs: accuracy against the best attack's error, algorithm by algorithm.
 
-    levels: effective noise of the settings with noise (`Setting.effective_noise`). folder: where
-    finished pieces are kept; a second call continues. part: (i, n) does every n-th piece from the
-    i-th on, for n processes with one folder; the study covers what is there.
+    The same model, data, rounds and adversaries for all. An hour or two on one core; finished
+    pieces are kept, and parts can run side by side with one folder: the study covers what is there.
     """
-    sizes = sizes or Sizes()
-    if not levels or min(levels) <= 0:
-        raise SottovoceError(f"noise levels are {list(levels)}; accepted: numbers above 0")
-    if not 1 <= part[0] <= part[1]:
-        raise SottovoceError(f"part {part[0]} of {part[1]} does not exist; accepted: 1/4 to 4/4")
-    chosen = settings(levels)
-    store = _Store(Path(folder), sizes, insecure_seed)
-    pieces = [(one, piece) for one in chosen for piece in _pieces(sizes)]
-    for one, piece in pieces[part[0] - 1 :: part[1]]:
-        if store.load(one, piece) is None:
-            found = _compute(one, piece, sizes, insecure_seed, progress, report)
-            store.save(one, piece, found)
-            if report:
-                report(f"{one.algorithm}, {one.law} law, {one.weights}: {piece} done")
-    points = [point for one in chosen if (point := _point(one, store, sizes)) is not None]
-    if not points:
+    settings, execution = settings or FrontierSettings(), execution or Execution()
+    first, last = map(int, settings.part.split("/"))
+    store, pieces = execution.store(), _pieces(settings, execution)
+    done: dict[tuple[Setting, str], dict[str, Any]] = {}
+    with store.lock(shared=True):
+        for number, (case, (spec, compute)) in enumerate(pieces.items()):
+            if stored := store.load(spec):
+                done[case] = stored.facts
+            elif number % last == first - 1:
+                done[case] = compute()
+                store.save(spec, {}, done[case])
+                execution.say(f"{case[0].algorithm}, {case[0].law} law: {case[1]} done")
+    store.report("pieces")
+    whole = []
+    for one in dict.fromkeys(one for one, _ in pieces):
+        names = [name for other, name in pieces if other == one]
+        if all((one, name) in done for name in names):
+            whole.append(_point(one, {name: done[one, name] for name in names}))
+    if not whole:
         raise SottovoceError(
-            f"no setting is finished in {folder} yet; run the other parts with the same folder"
+            f"no setting is finished in {execution.folder} yet; run the other parts with the same "
+            "folder"
         )
-    return _study(points, sizes, levels, insecure_seed)
+    return _study(whole, settings)
 
 
-def _pieces(sizes: Sizes) -> list[str]:
-    return [f"accuracy {scale:g}" for scale in sizes.scales] + list(_adversaries())
+def _pieces(settings: FrontierSettings, execution: Execution) -> dict[tuple[Setting, str], Piece]:
+    """The trainings and the audits of every point."""
+    seed = settings.insecure_seed
+    training = Training(epochs=settings.epochs)
+    data, validation, _ = training.portions(5)
+    learning = training.problem(data, validation)
+    attacked, inputs = Images().problem(5)
+    specs = learning.spec, attacked.spec
+    steps = settings.epochs * learning.rounds_an_epoch
+    search = Search(settings.iterations, restarts=settings.restarts)
+    readers = [reader_named(name, search) for name in _READERS]
+    found: dict[tuple[Setting, str], Piece] = {}
+    for one in points(settings.levels):
+        graph, algorithm = ring(5, one.weights), parse_algorithm(one.algorithm)
+        about = {"kind": "frontier", "algorithm": code_of(algorithm), "graph": graph.spec}
+        for scale in settings.scales:
+            stepsize = replace(training, scale=scale).stepsize(
+                LAWS[one.law], learning.rounds_an_epoch
+            )
+            asked = {"steps": steps, "runs": settings.runs, "insecure_seed": seed}
+            spec = {**about, "problem": specs[0], "stepsize": stepsize.spec, **asked}
+            compute = partial(_trained, learning, algorithm, graph, stepsize, asked, execution)
+            found[one, f"accuracy {scale:g}"] = spec, compute
+        for name, (adversary, agents) in _ADVERSARIES.items():
+            questions = AuditSettings(
+                stepsize=suited(Stepsize(Power(0.05), LAWS[one.law]), algorithm),
+                adversaries=[adversary],
+                attacks=[attack_named(attack) for attack in _ATTACKS],
+                readers=readers,
+                rounds=(settings.round,),
+                targets=settings.targets,
+                agents=agents,
+                controls=False,
+                insecure_seed=seed,
+            )
+            spec = {**about, "problem": specs[1], "audit": code_of(questions)}
+            compute = partial(_audited, attacked, algorithm, graph, inputs, questions, execution)
+            found[one, name] = spec, compute
+    return found
 
 
-def _adversaries() -> dict[str, tuple[Adversary, list[int] | None]]:
-    """Who attacks, and whom: everybody, or the agent between the two who collude."""
-    return {
-        "eavesdropper": (Eavesdropper(), None),
-        "two colluding neighbours": (CuriousAgents([0, 2]), [1]),
-    }
-
-
-class _Store:
-    """Finished pieces as JSON files named by what they are pieces of."""
-
-    def __init__(self, folder: Path, sizes: Sizes, seed: int) -> None:
-        self.folder, self.facts = folder, {**asdict(sizes), "seed": seed}
-
-    def _path(self, setting: Setting, piece: str) -> Path:
-        content = json.dumps([asdict(setting), piece, self.facts], sort_keys=True)
-        return self.folder / f"piece-{hashlib.sha256(content.encode()).hexdigest()[:16]}.json"
-
-    def load(self, setting: Setting, piece: str) -> dict[str, Any] | None:
-        path = self._path(setting, piece)
-        if not path.exists():
-            return None
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["found"]
-        return found
-
-    def save(self, setting: Setting, piece: str, found: dict[str, Any]) -> None:
-        facts = {"setting": asdict(setting), "piece": piece, "sizes": self.facts, "found": found}
-        write_json(self._path(setting, piece), facts)
-
-
-def _compute(
-    setting: Setting,
-    piece: str,
-    sizes: Sizes,
-    seed: int,
-    progress: bool,
-    report: Callable[[str], None] | None,
-) -> dict[str, Any]:
-    graph, algorithm = ring(5, setting.weights), parse_algorithm(setting.algorithm)
-    if piece.startswith("accuracy"):
-        scale = float(piece.split()[1])
-        return {"accuracies": _accuracies(setting, algorithm, graph, sizes, scale, seed, progress)}
-    adversary, agents = _adversaries()[piece]
-    problem, inputs = image_problem("small", agents=graph.agents)
-    found = audit(
-        problem,
-        algorithm,
-        graph,
-        inputs,
-        stepsize=suited(Stepsize(Power(0.05), LAWS[setting.law]), algorithm),
-        adversary=adversary,
-        agents=agents,
-        rounds=(sizes.round,),
-        targets=sizes.targets,
-        attacks=_ATTACKS,
-        effort=Effort(
-            Search(iterations=sizes.iterations, restarts=sizes.restarts), _METHODS, controls=False
-        ),
-        insecure_seed=seed,
-        report=None if report is None else lambda row: report(row_line(row)),
-    )
-    return {
-        "rows": [row.to_json() for row in found.rows],
-        "blind": found.blind[sizes.round],
-    }
-
-
-def _accuracies(
-    setting: Setting,
-    algorithm: Algorithm,
+def _trained(
+    problem: ModuleProblem,
+    algorithm: Mechanism,
     graph: Graph,
-    sizes: Sizes,
-    scale: float,
-    seed: int,
-    progress: bool,
-) -> list[float]:
+    stepsize: Stepsize,
+    asked: dict[str, int],
+    execution: Execution,
+) -> dict[str, Any]:
     """Validation accuracy after the last epoch, mean over agents, run by run."""
-    training = Training(epochs=sizes.epochs, scale=scale)
-    data, validation, _ = training.portions(graph.agents)
-    problem = training.problem(data, validation)
-    steps = sizes.epochs * problem.rounds_an_epoch
-    result = simulate(
-        problem,
-        algorithm,
-        graph,
-        steps=steps,
-        runs=sizes.runs,
-        stepsize=training.stepsize(LAWS[setting.law], problem.rounds_an_epoch),
-        insecure_seed=seed,
-        options=Options(measure=[steps], progress=progress),
-    )
-    accuracies: list[float] = result.metrics["validation_accuracy"][-1].mean(-1).tolist()
-    return accuracies
+    options = Options(measure=[asked["steps"]], progress=execution.progress)
+    result = simulate(problem, algorithm, graph, stepsize=stepsize, options=options, **asked)
+    return {"accuracies": result.metrics["validation_accuracy"][-1].mean(-1).tolist()}
 
 
-def _point(setting: Setting, store: _Store, sizes: Sizes) -> dict[str, Any] | None:
-    """All pieces of a setting put together, or None while one is missing."""
-    pieces = {piece: store.load(setting, piece) for piece in _pieces(sizes)}
-    if any(found is None for found in pieces.values()):
-        return None
-    known = {piece: found for piece, found in pieces.items() if found is not None}
-    by_scale = {scale: known[f"accuracy {scale:g}"]["accuracies"] for scale in sizes.scales}
+def _audited(
+    problem: ModuleProblem,
+    algorithm: Mechanism,
+    graph: Graph,
+    inputs: Inputs,
+    questions: AuditSettings,
+    execution: Execution,
+) -> dict[str, Any]:
+    """The rows of an audit, and the error of the blind guess."""
+    found = audit(problem, algorithm, graph, inputs, questions, Execution(say=execution.say))
+    rows = [row.to_json() for row in found.rows]
+    return {"rows": rows, "blind": found.blind[questions.rounds[0]]}
+
+
+def _point(one: Setting, pieces: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """All pieces of a setting put together."""
+    by_scale = {
+        float(name.split()[1]): found["accuracies"]
+        for name, found in pieces.items()
+        if name not in _ADVERSARIES
+    }
     scale = max(by_scale, key=lambda one: sum(by_scale[one]))
     accuracies = torch.tensor(by_scale[scale], dtype=torch.float64)
+    attacks = {
+        who: {"blind": pieces[who]["blind"], **_best(map(Row.from_json, pieces[who]["rows"]))}
+        for who in _ADVERSARIES
+    }
     return {
-        **asdict(setting),
+        **asdict(one),
         "scale": scale,
         "accuracies": {f"{one:g}": values for one, values in by_scale.items()},
         "accuracy": float(accuracies.mean()),
         "low": float(accuracies.min()),
         "high": float(accuracies.max()),
-        "attacks": {
-            who: {"blind": known[who]["blind"], **_best(map(Row.from_json, known[who]["rows"]))}
-            for who in _adversaries()
-        },
-        "rows": {who: known[who]["rows"] for who in _adversaries()},
+        "attacks": attacks,
+        "rows": {who: pieces[who]["rows"] for who in _ADVERSARIES},
     }
 
 
 def _best(rows: Iterable[Row]) -> dict[str, Any]:
-    """The attack with the lowest median error."""
+    """The attack with the lowest median error; share: the interval of the most recovered."""
     ran = [row for row in rows if row.attacked == row.targets and row.median_error is not None]
     best = min(ran, key=lambda row: row.median_error or 0.0)
+    most = max(ran, key=lambda row: row.recovered)
     return {
         "attack": f"{best.attack} + {best.inversion}",
         "error": best.median_error,
         "recovered": best.recovered,
-        "cosine": max(row.cosine or 0.0 for row in ran if row.attack != "conventional"),
+        "share": [most.low, most.high],
+        "cosine": max(
+            (row.cosine or 0.0 for row in ran if row.attack != "conventional"), default=0.0
+        ),
         "labels": max(row.labels_correct or 0 for row in ran),
     }
 
 
-def _study(points: list[dict[str, Any]], sizes: Sizes, levels: Sequence[float], seed: int) -> Study:
-    findings = [*_recommendation(points, sizes), *_at_equal_noise(points)]
+def verdict(points: Sequence[Data]) -> Verdict:
+    """Whether PDSGD hides the images, and is no less accurate than noise that hides them.
+
+    Hiding means that the strongest attack recovers less than a quarter of the images, by its 95 %
+    interval; accuracies are compared by the range of their runs.
+    """
+    private = [point for point in points if point["family"].startswith("PDSGD")]
+    hides = [
+        judge(*found["share"], below=0.25) for one in private for found in one["attacks"].values()
+    ]
+    noisy = [point for point in points if point["effective_noise"] and _withstands(point)]
+    costs = [
+        judge(one["low"] - other["high"], one["high"] - other["low"], above=0.0)
+        for one in private
+        for other in noisy
+    ]
+    return all_hold([*hides, *costs])
+
+
+def _study(points: list[dict[str, Any]], settings: FrontierSettings) -> Study:
+    findings = [*_recommendation(points, settings), *_at_equal_noise(points)]
     rows = [
         (
             f"{point['family']}{_law(point)}",
@@ -303,30 +309,23 @@ def _study(points: list[dict[str, Any]], sizes: Sizes, levels: Sequence[float], 
             f"{point['accuracy']:.4f} ({point['low']:.4f} to {point['high']:.4f})",
             f"{point['scale']:g}",
             *(f"{found['error']:.3g} by {found['attack']}" for found in point["attacks"].values()),
-            f"{point['attacks']['eavesdropper']['labels']} of {sizes.targets}",
+            f"{point['attacks']['eavesdropper']['labels']} of {settings.targets}",
         )
         for point in points
     ]
     blind = points[0]["attacks"]["eavesdropper"]["blind"]
-    options = " ".join(
-        [
-            *(f"--level {level:g}" for level in levels),
-            f"--runs {sizes.runs} --epochs {sizes.epochs} --targets {sizes.targets}",
-            f"--iterations {sizes.iterations} --restarts {sizes.restarts} --insecure-seed {seed}",
-        ]
-    )
     return Study(
         "frontier",
         "What protection costs: small CNN, ring of five agents",
         CLAIM,
-        None,
+        verdict(points),
         findings,
-        {"points": points, "sizes": asdict(sizes), "blind": blind, "levels": list(levels)},
-        f"sottovoce reproduce frontier {options}",
+        {"points": points, "sizes": asdict(settings), "blind": blind, "levels": settings.levels},
+        command_line("reproduce frontier", settings),
         [
             Table(
-                f"Validation accuracy (mean, range of {sizes.runs} runs) and the best attack's "
-                f"median error on {sizes.targets} images; a blind guess has {blind:.3g}",
+                f"Validation accuracy (mean, range of {settings.runs} runs) and the best attack's "
+                f"median error on {settings.targets} images; a blind guess has {blind:.3g}",
                 (
                     "algorithm",
                     "noise",
@@ -343,19 +342,19 @@ def _study(points: list[dict[str, Any]], sizes: Sizes, levels: Sequence[float], 
     )
 
 
-def _is_noisy(point: dict[str, Any]) -> bool:
+def _is_noisy(point: Data) -> bool:
     return bool(point["effective_noise"])
 
 
-def _law(point: dict[str, Any]) -> str:
+def _law(point: Data) -> str:
     return "" if point["law"] == "deterministic" else f", {point['law']} law"
 
 
-def _withstands(point: dict[str, Any]) -> bool:
+def _withstands(point: Data) -> bool:
     return all(found["error"] >= found["blind"] for found in point["attacks"].values())
 
 
-def _recommendation(points: list[dict[str, Any]], sizes: Sizes) -> list[str]:
+def _recommendation(points: Sequence[Data], settings: FrontierSettings) -> list[str]:
     """The most accurate setting that no attack beats the blind guess on, against plain PDSGD."""
     plain = [p for p in points if (p["family"], p["law"]) == ("PDSGD, scalar mixing", "experiment")]
     safe = [point for point in points if _withstands(point)]
@@ -371,10 +370,10 @@ def _recommendation(points: list[dict[str, Any]], sizes: Sizes) -> list[str]:
         gap = best["accuracy"] - plain[0]["accuracy"]
         text += f", PDSGD's being {plain[0]['accuracy']:.4f} ({gap:+.4f})"
     leaked = best["attacks"]["eavesdropper"]["labels"]
-    return [f"{text}. Labels still leak: {leaked} of {sizes.targets} are read off its messages."]
+    return [f"{text}. Labels still leak: {leaked} of {settings.targets} are read off its messages."]
 
 
-def _at_equal_noise(points: list[dict[str, Any]]) -> list[str]:
+def _at_equal_noise(points: Sequence[Data]) -> list[str]:
     """How far each family of zero-sum noise lies above NoisyDSGD, level by level."""
     noisy = {p["effective_noise"]: p for p in points if p["family"] == "NoisyDSGD"}
     said = []
@@ -391,3 +390,64 @@ def _at_equal_noise(points: list[dict[str, Any]]) -> list[str]:
                 f"that of NoisyDSGD is {', '.join(gaps)}."
             )
     return said
+
+
+def _chart(data: Data) -> Chart:
+    families: dict[str, list[Any]] = {}
+    for point in data["points"]:
+        families.setdefault(point["family"], []).append(point)
+    charts = [
+        line_chart(
+            [
+                Series(
+                    family,
+                    [point["accuracy"] for point in points],
+                    [point["attacks"][who]["error"] for point in points],
+                )
+                for family, points in families.items()
+            ],
+            title=f"Against {'an' if who == 'eavesdropper' else ''} {who}".replace("  ", " "),
+            subtitle="best attack; above the line it does worse than a blind guess",
+            x_title="validation accuracy",
+            y_title="error of the recovered image",
+            log="y",
+            rules=[(data["blind"], "blind guess")],
+            size=(420, 340),
+        )
+        for who in data["points"][0]["attacks"]
+    ]
+    noisy = {
+        family: [point for point in points if point["effective_noise"]]
+        for family, points in families.items()
+    }
+    charts.append(
+        line_chart(
+            [
+                Series(
+                    family,
+                    [point["effective_noise"] for point in points],
+                    [point["accuracy"] for point in points],
+                    [point["low"] for point in points],
+                    [point["high"] for point in points],
+                )
+                for family, points in noisy.items()
+                if points
+            ],
+            title="Accuracy at equal effective noise",
+            subtitle=f"mean and range of {data['sizes']['runs']} runs",
+            x_title="noise left on a gradient for an eavesdropper who knows nothing of it",
+            y_title="validation accuracy",
+            log="x",
+            rules=[
+                (point["accuracy"], f"{point['family']}, {point['law']} law")
+                for point in families.get("PDSGD, scalar mixing", [])[:1]
+            ],
+            size=(420, 340),
+        )
+    )
+    return panel(charts, columns=2)
+
+
+register(
+    Kind("frontier", {"frontier": _chart}, FrontierSettings, frontier_study, parts_are_shared=True)
+)

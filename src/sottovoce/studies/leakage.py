@@ -1,358 +1,255 @@
 """The paper's two attack figures, and what becomes of them when an attack removes the state."""
 
-import math
-import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-import torch
-from torch import nn
-from torch.nn.functional import cross_entropy
-
-from sottovoce.charts.png import encode_text
-from sottovoce.errors import ProblemError
-from sottovoce.graphs import Graph, ring
-from sottovoce.mechanisms import DSGD, PDSGD, Algorithm
-from sottovoce.privacy.attacks import Chain, Conventional, Elimination, LeastSquares
-from sottovoce.privacy.attacks.base import Attack
-from sottovoce.privacy.auditor import Audit, audit
-from sottovoce.privacy.auditor.scores import Effort, Row
-from sottovoce.privacy.auditor.targets import Recorded, record, suited
-from sottovoce.privacy.readers import Search
-from sottovoce.privacy.readers.matching import Inputs, jumps
-from sottovoce.problems import ModuleProblem
-from sottovoce.problems.data import models, partitions, sets
+from sottovoce.charts import Series, line_chart
+from sottovoce.charts.images import image_grid
+from sottovoce.mechanisms import DSGD, PDSGD, Mechanism
+from sottovoce.privacy.attacks import Attack, Chain, Conventional, Elimination, LeastSquares
+from sottovoce.privacy.auditor import Audit, AuditSettings, Recorded, Row, audit, record
+from sottovoce.privacy.auditor.recording import suited
+from sottovoce.privacy.readers import Search, reader_named
+from sottovoce.privacy.readers.matching import jumps
 from sottovoce.stepsizes import Experiment, Law, Power, Stepsize, Uniform
-from sottovoce.studies.study import Study, Table
+from sottovoce.storage.execution import Execution
+from sottovoce.studies.images import Images, pictures
+from sottovoce.studies.judging import Verdict, all_hold, judge
+from sottovoce.studies.settings import OnGraph, command_line, option
+from sottovoce.studies.study import Chart, Data, Kind, Study, Table, register
 
-LEAKAGE_CLAIM = (
+CLAIM = (
     "The attacker recovers the training image under conventional decentralized SGD; under the "
     "proposed algorithm its estimation error is always large."
 )
-_MODELS: dict[str, Callable[[], nn.Sequential]] = {
-    "paper": models.paper_cnn,
-    "small": models.small_cnn,
-}
-_CASES: list[tuple[Algorithm, Law, Attack | None, str]] = [
-    (DSGD(), Experiment(), Conventional(), "dlg"),
-    (PDSGD(), Experiment(), Conventional(), "dlg"),
-    (PDSGD(), Experiment(), Elimination(), "projection"),
-    (PDSGD(), Uniform(), Elimination(), "projection"),
-    (DSGD(), Experiment(), None, ""),
-    (PDSGD(), Experiment(), Chain(), "projection"),
-    (PDSGD(), Experiment(), LeastSquares(), "projection"),
-    (PDSGD(), Uniform(), Conventional(), "dlg"),
+_CASES: list[tuple[Mechanism, Law, Attack | None, tuple[str, ...]]] = [
+    (DSGD(), Experiment(), Conventional(), ("dlg",)),
+    (PDSGD(), Experiment(), Conventional(), ("dlg",)),
+    (PDSGD(), Experiment(), Elimination(), ("projection",)),
+    (PDSGD(), Uniform(), Elimination(), ("projection",)),
+    (DSGD(), Experiment(), None, ("dlg", "projection")),
+    (PDSGD(), Experiment(), Chain(), ("projection",)),
+    (PDSGD(), Experiment(), LeastSquares(), ("projection",)),
+    (PDSGD(), Uniform(), Conventional(), ("dlg",)),
 ]
-"""Algorithm, stepsize law, attack (None being the controls) and inversion, the paper's first."""
+"""Algorithm, stepsize law, attack (None being the controls) and readers, the paper's first."""
 
-_SHOWN = 8
-"""Targets whose images are kept in the study."""
+_ON_DSGD = "DSGD: conventional + dlg"
+_RARE = 0.25
+"""Share of the images that an attack recovers below which its error is called large."""
 
 
-def image_problem(
-    model: str = "small",
-    *,
-    agents: int = 5,
-    batch: int = 1,
-    weights: str = "trainable",
-    data: str = "subset",
-    data_dir: str | None = None,
-    device: str = "cpu",
-) -> tuple[ModuleProblem, Inputs]:
-    """Training images divided over agents, and what is public about them.
+@dataclass(frozen=True, kw_only=True)
+class LeakageSettings(Images, OnGraph):
+    """Which round of which training is attacked, and how hard."""
 
-    weights: `trainable`, from which plain SGD learns, with standardised pixels; `glorot:4`,
-    Glorot's uniform weights times a gain, biases 0 and pixels in [0, 1].
-    """
-    if model not in _MODELS:
-        raise ProblemError(f"model {model!r} is not known; accepted: {', '.join(_MODELS)}")
-    kind, _, gain = weights.partition(":")
-    if kind not in ("trainable", "glorot") or (gain and not gain.replace(".", "", 1).isdecimal()):
-        raise ProblemError(f"weights {weights!r} are not known; accepted: trainable, glorot:4")
-    images = sets.load(data, data_dir).training
-    trainable = kind == "trainable"
-    inputs = Inputs((1, 28, 28), batch, *((0.0, 1.0, 0.1307, 0.3081) if trainable else ()))
-    fed = inputs.standardise(images.images.float() / 255)
-    parts = partitions.parse_partition("equal")(images.labels, agents, 0).indices
-
-    def initialise(module: nn.Module, run: int) -> None:
-        if trainable:
-            models.initialise(module, run)
-        else:
-            _glorot(module, run, float(gain or 4))
-
-    problem = ModuleProblem(
-        _MODELS[model](),
-        cross_entropy,
-        [(fed[part], images.labels[part]) for part in parts],
-        batch=batch,
-        initialise=initialise,
-        device=device,
+    round: int = option(50, "Which round to attack.", min=1)
+    targets: int = option(16, "How many (run, agent) pairs to attack.", min=1)
+    iterations: int = option(300, "L-BFGS steps of a search.", min=1)
+    warmup: int | None = option(
+        None, "Adam steps before them; by default as the model asks.", min=0
     )
-    return problem, inputs
+    restarts: int = option(2, "Starting points of a search.", min=1)
+    scale: float | None = option(
+        None, "c in the mean stepsize c/k: 0.05, or 0.005 for the paper's CNN."
+    )
 
 
-def leakage(
-    model: str = "small",
-    *,
-    graph: Graph | None = None,
-    round: int = 50,
-    targets: int = 16,
-    iterations: int = 300,
-    warmup: int | None = None,
-    restarts: int = 2,
-    confined: bool | None = None,
-    scale: float | None = None,
-    weights: str | None = None,
-    data: str = "subset",
-    data_dir: str | None = None,
-    device: str = "cpu",
-    insecure_seed: int | None = None,
-    seconds: float | None = None,
-    folder: str | Path | None = None,
-    progress: bool = False,
-    report: Callable[[str], None] | None = None,
+def leakage_study(
+    settings: LeakageSettings | None = None, execution: Execution | None = None
 ) -> Study:
-    """The paper's attacker on DSGD and PDSGD, then elimination and chain on the same transcripts.
+    """The attack figures: images recovered under DSGD and PDSGD, and the error over iterations.
 
-    A batch is one image; an eavesdropper attacks round `round` of training with the mean stepsize
-    scale/k (0.05, or 0.005 on the paper's CNN, whose gradients are larger). weights: as for
-    `image_problem`; the paper's CNN takes `glorot:4` unless told otherwise. warmup: steps of Adam
-    before L-BFGS, 1000 for a model with max pooling unless told otherwise. confined: as for
-    `Effort`, by default only on the paper's CNN, where `dlg` is too slow without.
-    seconds: no further attack is begun after so long. report: is called with a line for every
-    finished attack.
+    The paper's attacker, then elimination and chain on the same transcripts. A batch is one image;
+    an eavesdropper attacks one round.
     """
-    graph = graph or ring(5)
-    weights = weights or ("glorot:4" if model == "paper" else "trainable")
-    scale = scale if scale is not None else (0.005 if model == "paper" else 0.05)
-    problem, inputs = image_problem(
-        model, agents=graph.agents, weights=weights, data=data, data_dir=data_dir, device=device
+    settings, execution = settings or LeakageSettings(), execution or Execution()
+    graph = settings.network()
+    problem, inputs = settings.problem(graph.agents)
+    settings = _decided(settings, jumps(problem.model))
+    search, confined = _search(settings), settings.model == "paper"
+    asked = AuditSettings(
+        rounds=(settings.round,),
+        targets=settings.targets,
+        attacks=[case[2] for case in _CASES if case[2]],
+        insecure_seed=settings.insecure_seed,
     )
-    warmup = warmup if warmup is not None else 1000 * jumps(problem.model)
-    confined = confined if confined is not None else model == "paper"
-    total = warmup + iterations
-    trace = sorted({0, 1, 2, 3, *(int(step) for step in _spread(4, total, 24)), total})
-    search = Search(iterations=iterations, warmup=warmup, restarts=restarts, trace=tuple(trace))
-    seed = 0 if insecure_seed is None else insecure_seed
-    began = time.monotonic()
     recordings: dict[str, Recorded] = {}
     found: list[Audit] = []
-    for algorithm, law, attack, method in _CASES:
-        if found and seconds is not None and time.monotonic() - began > seconds:
-            break
-        stepsize = suited(Stepsize(Power(scale), law), algorithm)
+    for algorithm, law, attack, names in _CASES:
+        stepsize = suited(Stepsize(Power(settings.scale or 0.0), law), algorithm)
+        asked = replace(asked, stepsize=stepsize)
         case = f"{algorithm} {stepsize}"
         if case not in recordings:
             recordings[case] = record(
-                problem,
-                algorithm,
-                graph,
-                inputs,
-                stepsize=stepsize,
-                attacked=[round],
-                recorded={max(1, round - 1), round, round + 1},
-                runs=-(-targets // graph.agents),
-                insecure_seed=seed,
-                progress=progress,
+                problem, algorithm, graph, inputs, asked, progress=execution.progress
             )
-        found.append(
-            audit(
-                problem,
-                algorithm,
-                graph,
-                inputs,
-                stepsize=stepsize,
-                rounds=(round,),
-                targets=targets,
-                attacks=[attack] if attack else [],
-                effort=Effort(
-                    search,
-                    (method,) if attack else None,
-                    controls=attack is None,
-                    confined=confined,
-                ),
-                recorded=recordings[case],
-                folder=folder,
-                insecure_seed=seed,
-                report=None if report is None else lambda row: report(row_line(row)),
-            )
+        now = replace(
+            asked,
+            attacks=[attack] if attack else [],
+            readers=[reader_named(name, search, confined) for name in names],
+            controls=attack is None,
         )
-    rows = [row for one in found for row in one.rows]
+        found.append(audit(problem, algorithm, graph, inputs, now, execution, recordings[case]))
+    rows = {row.name: row for one in found for row in one.rows}
     images = [one.images[at] for one in found for at in range(len(one.rows))]
-    truth = found[0].truth[round]
-    names = [row_name(row) for row in rows]
+    truth, blind = found[0].truth[settings.round], found[0].blind[settings.round]
     mean_image = found[0].mean_image
     assert mean_image is not None
-    pictures = {"truth": _pictures(truth)}
-    pictures |= {name: _pictures(shown) for name, shown in zip(names, images, strict=True)}
-    pictures["blind guess"] = _pictures(mean_image.expand_as(truth))
-    errors = {name: row.median_error for name, row in zip(names, rows, strict=True)}
-    findings, agrees = _findings(errors, rows, names, found[0].blind[round], round)
-    options = (
-        f"--model {model} --round {round} --targets {targets} --iterations {iterations} "
-        f"--warmup {warmup}"
-    )
+    shown = {"truth": truth, **dict(zip(rows, images, strict=True))}
+    shown["blind guess"] = mean_image.expand_as(truth)
     return Study(
         "leakage",
-        f"What an eavesdropper recovers: {model} CNN, one image a batch, {graph.name}",
-        LEAKAGE_CLAIM,
-        agrees,
-        findings,
+        f"What an eavesdropper recovers: {settings.model} CNN, one image a batch, {graph.name}",
+        CLAIM,
+        verdict(rows),
+        findings(rows, blind),
         {
-            "model": model,
-            "weights": weights,
-            "round": round,
-            "targets": targets,
-            "scale": scale,
-            "restarts": restarts,
-            "iterations": iterations,
-            "warmup": warmup,
+            "model": settings.model,
+            "init": settings.start,
+            "round": settings.round,
+            "targets": settings.targets,
+            "scale": settings.scale,
+            "restarts": settings.restarts,
+            "iterations": settings.iterations,
+            "warmup": settings.warmup,
             "confined": confined,
             "graph": graph.describe(),
             "problem": problem.describe(),
-            "blind": found[0].blind[round],
-            "trace": trace,
-            "rows": [
-                {"name": name, **row.to_json()} for name, row in zip(names, rows, strict=True)
-            ],
-            "images": pictures,
+            "blind": blind,
+            "trace": list(search.trace),
+            "rows": [{"name": name, **row.to_json()} for name, row in rows.items()],
+            "images": {name: pictures(one) for name, one in shown.items()},
         },
-        f"sottovoce reproduce leakage {options} --restarts {restarts} --scale {scale:g} "
-        f"--weights {weights} --graph {graph.name} --device {device}",
-        [_table(rows, found[0].blind[round], targets)],
+        command_line("reproduce leakage", settings),
+        [_table(list(rows.values()), blind, settings.targets)],
     )
 
 
-def row_name(row: Row) -> str:
-    """How a row is called in tables and charts."""
-    law = row.stepsize.partition(":")[0]
-    algorithm = row.algorithm.partition(":")[0].upper()
-    if row.adversary == "control":
-        return f"control: {row.attack} + {row.inversion}"
-    private = "" if law == "deterministic" else f" ({law} law)"
-    return f"{algorithm}{private}: {row.attack} + {row.inversion}"
-
-
-def row_line(row: Row) -> str:
-    """One line for people who wait."""
-    error = "nothing finite" if row.median_error is None else f"median error {row.median_error:.3g}"
-    return (
-        f"{row_name(row)}, round {row.round}: {error}, recovered {row.recovered} of {row.targets}, "
-        f"{row.seconds:.0f} s"
+def _decided(settings: LeakageSettings, rough: bool) -> LeakageSettings:
+    """The settings with every choice that was left open; rough: whether gradients jump."""
+    scale = 0.005 if settings.model == "paper" else 0.05
+    return replace(
+        settings,
+        init=settings.start,
+        warmup=1000 * rough if settings.warmup is None else settings.warmup,
+        scale=scale if settings.scale is None else settings.scale,
+        insecure_seed=settings.insecure_seed or 0,
     )
 
 
-def _findings(
-    errors: dict[str, float | None], rows: list[Row], names: list[str], blind: float, round: int
-) -> tuple[list[str], bool | None]:
+def _search(settings: LeakageSettings) -> Search:
+    """A search that keeps its images at iterations spread evenly on a logarithmic scale."""
+    total = (settings.warmup or 0) + settings.iterations
+    spread = [int(4 * (total / 4) ** (step / 24)) for step in range(25)] if total > 4 else []
+    trace = tuple(sorted({0, 1, 2, 3, *spread, total}))
+    return Search(settings.iterations, settings.warmup, settings.restarts, trace=trace)
+
+
+def verdict(rows: Mapping[str, Row]) -> Verdict:
+    """Whether no attack on PDSGD recovers a quarter of the images, where the paper's works on DSGD.
+
+    Decided by the 95 % intervals of the shares recovered; the claim is about every observer, so
+    that one who succeeds refutes it. An attacker who fails on DSGD too decides nothing.
+    """
+    works = rows.get(_ON_DSGD)
+    if works is None or judge(works.low, works.high, above=_RARE) != "confirmed":
+        return "undecided"
+    attacks = [row for name, row in rows.items() if name.startswith("PDSGD")]
+    return all_hold(judge(row.low, row.high, below=_RARE) for row in attacks)
+
+
+def findings(rows: Mapping[str, Row], blind: float) -> list[str]:
     """What the attacks that were run show; an attack that was not run is not spoken of."""
-    findings = []
-    on_dsgd, on_pdsgd = (
-        f"{algorithm}: conventional + dlg" for algorithm in ("DSGD", "PDSGD (experiment law)")
-    )
-    works = _succeeds(errors, on_dsgd, blind)
-    if on_dsgd in errors and on_pdsgd in errors:
-        fails = not _succeeds(errors, on_pdsgd, blind)
-        verdict = "holds" if fails else "does not hold"
-        findings.append(
-            f"The paper's attacker (conventional + dlg) has the median error "
-            f"{_shown(errors[on_dsgd])} on DSGD and {_shown(errors[on_pdsgd])} on PDSGD; a blind "
-            f"guess has {blind:.3g}. "
+    found = []
+    theirs, ours = rows.get(_ON_DSGD), rows.get("PDSGD (experiment law): conventional + dlg")
+    if theirs and ours:
+        holds = "does not hold" if _succeeds(ours, blind) else "holds"
+        found.append(
+            f"The paper's attacker (conventional + dlg) has the median error {_shown(theirs)} on "
+            f"DSGD and {_shown(ours)} on PDSGD; a blind guess has {blind:.3g}. "
             + (
-                f"Against this attacker the paper's claim {verdict}."
-                if works
+                f"Against this attacker the paper's claim {holds}."
+                if _succeeds(theirs, blind)
                 else "It fails on DSGD too, so that its failure on PDSGD tells nothing."
             )
         )
-    broken = False
     for law in ("experiment", "uniform"):
-        name = f"PDSGD ({law} law): elimination + projection"
-        if name not in errors:
-            continue
-        succeeds = _succeeds(errors, name, blind)
-        broken |= succeeds
-        findings.append(
-            f"Elimination + projection on round {round} of PDSGD, {law} law, has the median "
-            f"error {_shown(errors[name])}: "
-            + (
-                "whoever sees two messages of one sender removes its state."
-                if succeeds
-                else "at this effort it does not recover the images."
+        if row := rows.get(f"PDSGD ({law} law): elimination + projection"):
+            found.append(
+                f"Elimination + projection on round {row.round} of PDSGD, {law} law, has the "
+                f"median error {_shown(row)}: "
+                + (
+                    "an observer of two messages of one sender removes its state."
+                    if _succeeds(row, blind)
+                    else "at this effort it does not recover the images."
+                )
             )
-        )
-    by_name = dict(zip(names, rows, strict=True))
-    if chain := by_name.get("PDSGD (experiment law): chain + projection"):
-        findings.append(
+    if chain := rows.get("PDSGD (experiment law): chain + projection"):
+        found.append(
             f"The chain of three rounds {chain.verdict} and knows the state x_j to "
             f"{chain.state_error or 0:.1e}."
         )
-    # The claim is about every observer; one that succeeds refutes it.
-    return findings, False if broken and works else None
+    return found
 
 
-def _succeeds(errors: dict[str, float | None], name: str, blind: float) -> bool:
+def _succeeds(row: Row, blind: float) -> bool:
     """Whether an attack's median error is below half that of a blind guess."""
-    error = errors.get(name)
-    return error is not None and error < blind / 2
+    return row.median_error is not None and row.median_error < blind / 2
 
 
-def _shown(error: float | None) -> str:
-    return "nothing finite" if error is None else f"{error:.3g}"
+def _shown(row: Row) -> str:
+    return "nothing finite" if row.median_error is None else f"{row.median_error:.3g}"
 
 
 def _table(rows: list[Row], blind: float, targets: int) -> Table:
     shown = [
         (
-            row_name(row),
+            row.name,
             "" if row.cosine is None else f"{row.cosine:.4f}",
             "" if row.relative_error is None else f"{row.relative_error:.2g}",
             "not finite" if row.median_error is None else f"{row.median_error:.3g}",
             "" if row.psnr is None else f"{row.psnr:.1f}",
             "" if row.ssim is None else f"{row.ssim:.3f}",
             f"{row.labels_correct} of {row.attacked}",
-            f"{row.recovered} of {row.targets} ({row.low:.0%} to {row.high:.0%})"
-            + ("" if row.attacked == row.targets else f", {row.attacked} attacked"),
+            row.share,
         )
         for row in rows
     ]
     shown.append(("blind guess", "", "", f"{blind:.3g}", "", "", "", ""))
+    measures = ("cosine", "relative error", "summed squared error", "PSNR", "SSIM", "labels")
     return Table(
         f"Medians of {targets} images; recovered: error below {rows[0].threshold:g}, 95 % interval",
-        (
-            "algorithm: attack + inversion",
-            "cosine",
-            "relative error",
-            "summed squared error",
-            "PSNR",
-            "SSIM",
-            "labels",
-            "recovered",
-        ),
+        ("algorithm: attack + reader", *measures, "recovered"),
         shown,
     )
 
 
-def _pictures(images: torch.Tensor) -> list[str]:
-    """The first image of the first targets, as PNG in base64."""
-    return [encode_text(target[0, 0], 2) for target in images[:_SHOWN]]
+def _images(data: Data) -> Chart:
+    return image_grid(
+        data["images"],
+        title="What the eavesdropper recovers",
+        subtitle=f"one image a batch, round {data['round']}; every column is one target",
+    )
 
 
-def _spread(first: int, last: int, count: int) -> list[float]:
-    if last <= first:
-        return []
-    return [first * (last / first) ** (step / count) for step in range(count + 1)]
+def _error(data: Data) -> Chart:
+    series = []
+    for row in data["rows"]:
+        if row["trace"] and row["adversary"] != "control":
+            low, middle, high = zip(*row["trace"], strict=True)
+            steps = [step + 1 for step in data["trace"]]
+            series.append(Series(row["name"], steps, middle, low, high))
+    return line_chart(
+        series,
+        title="Error of the recovered image over the attacker's iterations",
+        subtitle=f"summed squared error, median and quartiles of {data['targets']} images",
+        x_title="iteration + 1",
+        y_title="summed squared error",
+        log="xy",
+        rules=[(data["blind"], "blind guess")],
+    )
 
 
-def _glorot(model: nn.Module, seed: int, gain: float) -> None:
-    """Uniform on ±gain √(6 / (fan_in + fan_out)) (Glorot and Bengio 2010); biases 0."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for layer in model.modules():
-            if isinstance(layer, nn.Linear | nn.Conv2d):
-                fan_in, area = layer.weight[0].numel(), layer.weight[0, 0].numel()
-                bound = gain * math.sqrt(6 / (fan_in + layer.weight.shape[0] * area))
-                draws = torch.rand(layer.weight.shape, generator=generator) * 2 - 1
-                layer.weight.copy_(bound * draws)
-                if layer.bias is not None:
-                    layer.bias.zero_()
+_CHARTS = {"leakage-images": _images, "leakage-error": _error}
+register(Kind("leakage", _CHARTS, LeakageSettings, leakage_study))

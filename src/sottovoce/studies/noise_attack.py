@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from sottovoce.graphs import Graph, ring
+from sottovoce.graphs import Graph
 from sottovoce.mechanisms import NoisyDSGD
 from sottovoce.privacy.attacks import LeastSquares
-from sottovoce.privacy.auditor import audit
-from sottovoce.privacy.auditor.scores import Effort, Row
-from sottovoce.privacy.readers import Search
+from sottovoce.privacy.auditor import AuditSettings, Row, audit
+from sottovoce.privacy.readers import Dlg
 from sottovoce.stepsizes import Power, Stepsize
-from sottovoce.studies.leakage import image_problem
+from sottovoce.storage.execution import Execution
+from sottovoce.studies.images import Images
 
 PAPER_DLG_ERRORS = {0.0: 3.030e-7, 1e-4: 0.1012, 1e-3: 16.39, 1e-2: 58.48, 1e-1: 340.3, 1.0: 1221.0}
 """Table I of the paper: noise -> final DLG error."""
@@ -17,40 +17,28 @@ PAPER_DLG_ERRORS = {0.0: 3.030e-7, 1e-4: 0.1012, 1e-3: 16.39, 1e-2: 58.48, 1e-1:
 
 def noise_attack(
     levels: Sequence[float],
-    *,
-    model: str = "small",
-    graph: Graph | None = None,
-    targets: int = 8,
-    round: int = 10,
-    search: Search | None = None,
-    data: str = "subset",
-    data_dir: str | None = None,
-    device: str = "cpu",
+    images: Images,
+    graph: Graph,
+    targets: int,
     insecure_seed: int | None = None,
+    execution: Execution | None = None,
 ) -> dict[float, Row]:
-    """`dlg` on NoisyDSGD at every noise level, one image a batch.
+    """`dlg` on round 10 of NoisyDSGD at every noise level, one image a batch.
 
     The coefficients 1/|N_j| are public, so that `least-squares` gives an eavesdropper g + ξ
     exactly; noise is then the only protection.
     """
-    graph = graph or ring(5)
-    problem, inputs = image_problem(
-        model, agents=graph.agents, data=data, data_dir=data_dir, device=device
+    problem, inputs = images.problem(graph.agents)
+    settings = AuditSettings(
+        stepsize=Stepsize(Power(0.05)),
+        attacks=[LeastSquares()],
+        readers=[Dlg(confined=images.model == "paper")],
+        rounds=(10,),
+        targets=targets,
+        controls=False,
+        insecure_seed=insecure_seed,
     )
-    effort = Effort(search or Search(), ("dlg",), controls=False, confined=model == "paper")
-    found = {}
-    for level in levels:
-        rows = audit(
-            problem,
-            NoisyDSGD(level),
-            graph,
-            inputs,
-            stepsize=Stepsize(Power(0.05)),
-            rounds=(round,),
-            targets=targets,
-            attacks=[LeastSquares()],
-            effort=effort,
-            insecure_seed=insecure_seed,
-        ).rows
-        found[level] = rows[0]
-    return found
+    return {
+        level: audit(problem, NoisyDSGD(level), graph, inputs, settings, execution).rows[0]
+        for level in levels
+    }

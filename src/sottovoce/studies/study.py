@@ -1,16 +1,25 @@
-"""What an experiment found: sentences, tables and charts over one set of JSON data."""
+"""What a study found: sentences, tables, charts and a verdict over one set of JSON data."""
 
+import importlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sottovoce.errors import ResultError
+from sottovoce.storage.execution import Execution
 from sottovoce.storage.files import write_json
+from sottovoce.studies.judging import Verdict
 
 if TYPE_CHECKING:
     import altair as alt
+
+Data = Mapping[str, Any]
+Chart: TypeAlias = "alt.LayerChart | alt.ConcatChart"
+_AGREES: dict[bool | None, Verdict] = {True: "confirmed", False: "refuted", None: "undecided"}
+"""What version 0.1 wrote in place of a verdict."""
 
 
 @dataclass(frozen=True)
@@ -28,19 +37,18 @@ class Table:
 
 @dataclass(frozen=True)
 class Study:
-    """A finished experiment, whole in its JSON: charts are drawn from `data` alone.
+    """A finished study, whole in its JSON: charts are drawn from `data` alone.
 
-    findings: plain sentences; claim: what the paper says, where it says something; agrees: whether
-    our numbers bear it out (None where only partly); data: everything shown; command: what
-    reproduces it.
+    claim: what the paper says, where it says something; verdict: what our numbers say of it, None
+    without a claim; findings: plain sentences; data: everything shown; command: what repeats it.
     """
 
     name: str
     title: str
     claim: str
-    agrees: bool | None
+    verdict: Verdict | None
     findings: Sequence[str]
-    data: Mapping[str, Any]
+    data: Data
     command: str
     tables: Sequence[Table] = ()
 
@@ -57,24 +65,31 @@ class Study:
         return {"kind": "study", **vars(self), "findings": list(self.findings), "tables": tables}
 
     @classmethod
-    def load(cls, path: str | Path) -> "Study":
-        """Read a study that `write` wrote."""
+    def from_json(cls, content: Any, source: str | Path = "this") -> "Study":
+        """The study that `to_json` or version 0.1 wrote; `source` is named where it is none."""
+        if not isinstance(content, dict) or content.get("kind") != "study":
+            raise ResultError(f"{source} is not a saved study")
+        found = {key: value for key, value in content.items() if key != "kind"}
         try:
-            found = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise ResultError(f"{path} cannot be read as a saved study: {error}") from error
-        if not isinstance(found, dict) or found.pop("kind", None) != "study":
-            raise ResultError(f"{path} is not a saved study")
-        try:
+            if "agrees" in found:
+                agrees = found.pop("agrees")
+                found["verdict"] = _AGREES[agrees] if found["claim"] else None
             tables = [Table(**table) for table in found.pop("tables")]
             return cls(**found, tables=tables)
         except (KeyError, TypeError) as error:
-            raise ResultError(f"{path} is not a whole study: {error}") from error
+            raise ResultError(f"{source} is not a whole study: {error}") from error
 
-    def charts(self) -> "dict[str, alt.LayerChart | alt.ConcatChart]":
-        """The study's pictures by name."""
-        from sottovoce.studies.drawing import draw
+    @classmethod
+    def load(cls, path: str | Path) -> "Study":
+        """Read a study that `write` wrote."""
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise ResultError(f"{path} cannot be read as a saved study: {error}") from error
+        return cls.from_json(content, path)
 
+    def charts(self) -> dict[str, Chart]:
+        """The study's pictures by name; a study that nobody registered has none."""
         return draw(self.name, self.data)
 
     def write(self, folder: str | Path) -> list[Path]:
@@ -87,3 +102,41 @@ class Study:
         for name, chart in self.charts().items():
             written += save_chart(chart, folder / name).values()
         return written
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A study known by name: how to draw it and, where `reproduce` offers it, how to run it.
+
+    charts: a function of the study's data for each picture; run: (settings, execution) -> Study;
+    parts_are_temporary: whether what it keeps in the execution's folder goes once it is written;
+    parts_are_shared: whether several processes may work in one folder.
+    """
+
+    name: str
+    charts: Mapping[str, Callable[[Data], Chart]] = field(default_factory=dict)
+    settings: type | None = None
+    run: Callable[[Any, Execution], Study] | None = None
+    parts_are_temporary: bool = False
+    parts_are_shared: bool = False
+
+
+_KINDS: dict[str, Kind] = {}
+
+
+def register(kind: Kind) -> None:
+    """Make a study known; a module in this folder that calls this is a command of `reproduce`."""
+    _KINDS[kind.name] = kind
+
+
+def kinds() -> Mapping[str, Kind]:
+    """Every study that a module of this folder, or a program that uses it, has registered."""
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        importlib.import_module(f"sottovoce.studies.{module.name}")
+    return _KINDS
+
+
+def draw(name: str, data: Data) -> dict[str, Chart]:
+    """All charts of a study by name."""
+    kind = _KINDS.get(name) or kinds().get(name, Kind(name))
+    return {chart: make(data) for chart, make in kind.charts.items()}

@@ -1,7 +1,7 @@
-"""What the learning experiments train, on what, by whom and for how long."""
+"""What the learning studies train, on what, by whom and for how long."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -13,45 +13,48 @@ from sottovoce.problems.data import models, partitions, sets
 from sottovoce.problems.gradients.methods import PRECISIONS, Precision
 from sottovoce.problems.module import Samples
 from sottovoce.stepsizes import Law, Power, Stepsize
+from sottovoce.studies.settings import option
 from sottovoce.studies.study import Table
 
 _MODELS: dict[str, Callable[..., torch.nn.Sequential]] = {
     "paper": models.paper_cnn,
     "small": models.small_cnn,
 }
-DATA = {"subset": "subset", "full": "mnist", "fashion": "fashion-mnist"}
+_OLD_NAMES = {"full": "mnist", "fashion": "fashion-mnist"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Training:
-    """What is trained, on what, by whom and for how long.
+    """What is trained, on what, by whom and for how long."""
 
-    schedule: what k counts in the stepsize scale/k: `epoch` or, as the paper's text reads,
-    `iteration`. partition: `equal`, `dirichlet:0.5`, `shards:2`, `counts:...`. precision: of
-    activations, `float32` or `bfloat16`.
-    """
-
-    model: str = "small"
-    data: str = "subset"
-    activation: str = "sigmoid"
-    epochs: int = 10
-    batch: int = 8
-    scale: float = 0.5
-    schedule: Literal["epoch", "iteration"] = "epoch"
-    partition: str = "equal"
-    private_start: float = 0.0
-    data_dir: str | None = None
-    device: str = "cpu"
-    precision: Precision = "float32"
+    model: str = option("small", "paper (1,676,266 parameters) or small (19,430).")
+    data: str = option("subset", "subset (shipped), mnist or fashion-mnist.")
+    activation: str = option("sigmoid", "sigmoid, relu or tanh.")
+    epochs: int = option(10, "Passes over an agent's data.", min=1)
+    batch: int = option(8, "Samples in a gradient.", option="--batch-size", min=1)
+    scale: float = option(0.5, "c in the stepsize c/k.")
+    schedule: Literal["epoch", "iteration"] = option(
+        "epoch", "What k counts; the paper's text reads as if iterations."
+    )
+    partition: str = option("equal", "equal, dirichlet:0.5, shards:2 or counts:100,200,...")
+    private_start: float = option(
+        0.0, "Standard deviation of private numbers added to the starting point."
+    )
+    data_dir: str | None = option(None, "Folder of IDX files (or set SOTTOVOCE_DATA).")
+    device: str = option("cpu", "cpu or cuda.")
+    precision: Precision = field(
+        default="float32", metadata={"help": "Of activations; bfloat16 is quicker on a GPU."}
+    )
 
     def __post_init__(self) -> None:
-        for name, value, accepted in (
-            ("model", self.model, _MODELS),
-            ("data", self.data, DATA),
-            ("schedule", self.schedule, ("epoch", "iteration")),
-            ("precision", self.precision, PRECISIONS),
+        object.__setattr__(self, "data", _OLD_NAMES.get(self.data, self.data))
+        for name, accepted in (
+            ("model", _MODELS),
+            ("data", ("subset", *sets.SOURCES)),
+            ("schedule", ("epoch", "iteration")),
+            ("precision", PRECISIONS),
         ):
-            if value not in accepted:
+            if (value := getattr(self, name)) not in accepted:
                 raise ProblemError(
                     f"{name} {value!r} is not known; accepted: {', '.join(accepted)}"
                 )
@@ -63,7 +66,7 @@ class Training:
 
         With them the table of what every agent holds, by label.
         """
-        loaded = sets.load(DATA[self.data], self.data_dir)
+        loaded = sets.load(self.data, self.data_dir)
         divide = partitions.parse_partition(self.partition)
         held = divide(loaded.training.labels, agents, 0)
         kept = partitions.equal(loaded.validation.labels, agents, 1)
@@ -89,15 +92,9 @@ class Training:
         )
 
     def stepsize(self, law: Law, rounds_an_epoch: int) -> Stepsize:
+        """The mean scale/k with this law; k counts epochs or rounds."""
         block = rounds_an_epoch if self.schedule == "epoch" else 1
         return Stepsize(Power(self.scale, block=block), law)
-
-    def command_options(self) -> str:
-        return (
-            f"--model {self.model} --data {self.data} --epochs {self.epochs} "
-            f"--batch-size {self.batch} --scale {self.scale:g} --schedule {self.schedule} "
-            f"--partition {self.partition} --device {self.device} --precision {self.precision}"
-        )
 
 
 def _samples(images: sets.ImageData, partition: partitions.Partition) -> list[Samples]:

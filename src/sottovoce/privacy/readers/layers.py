@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from sottovoce.errors import AttackError
 from sottovoce.privacy.readers.matching import Inputs
+from sottovoce.problems.gradients.layout import ParameterLayout
 
 
 @dataclass(frozen=True)
@@ -21,36 +22,30 @@ class LabelGuess:
     ranked: Tensor
 
 
-def _slice_of(model: nn.Module, parameter: Tensor) -> slice:
-    start = 0
-    for other in model.parameters():
-        if other is parameter:
-            return slice(start, start + other.numel())
-        start += other.numel()
-    raise AttackError("the layer's weights are not among the model's parameters")
-
-
 def _layer_gradient(model: nn.Module, layer: nn.Linear, gradient: Tensor) -> Tensor:
     """Return a dense layer's gradient (targets, outputs, inputs + 1), the bias as last column."""
-    dimension = sum(parameter.numel() for parameter in model.parameters())
-    if gradient.dim() != 2 or gradient.shape[1] != dimension:
+    layout = ParameterLayout(model)
+    if gradient.dim() != 2 or gradient.shape[1] != layout.dimension:
         raise AttackError(
-            f"gradients must have shape (targets, {dimension}) for this model, got "
+            f"gradients must have shape (targets, {layout.dimension}) for this model, got "
             f"{tuple(gradient.shape)}"
         )
-    weight = gradient[:, _slice_of(model, layer.weight)].view(-1, *layer.weight.shape)
-    if not _has_bias(layer):
-        return weight
-    bias = gradient[:, _slice_of(model, layer.bias)]
-    return torch.cat([weight, bias[:, :, None]], 2)
-
-
-def _has_bias(layer: nn.Linear) -> bool:
-    return "bias" in dict(layer.named_parameters(recurse=False))
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found = layout.views(gradient)
+    weight, bias = (found.get(names.get(id(part), "")) for part in (layer.weight, layer.bias))
+    if weight is None:
+        raise AttackError("the layer's weights are frozen: no message depends on their gradient")
+    return weight if bias is None else torch.cat([weight, bias[:, :, None]], 2)
 
 
 def _weighted(model: nn.Module) -> list[nn.Module]:
     return [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
+
+
+def dense_first_layer(model: nn.Module) -> nn.Linear | None:
+    """The first layer with weights, where it is dense and trained."""
+    first = next(iter(_weighted(model)), None)
+    return first if isinstance(first, nn.Linear) and first.weight.requires_grad else None
 
 
 def infer_label(model: nn.Module, gradient: Tensor, *, signs: bool = True) -> LabelGuess:
@@ -98,13 +93,13 @@ def linear_layer(model: nn.Module, gradient: Tensor, inputs: Inputs) -> Tensor:
     private stepsizes the singular vector averages over all rows. A batch of several gives their
     mixture. gradient: (targets, d).
     """
-    layers = _weighted(model)
-    if not layers or not isinstance(layers[0], nn.Linear):
-        first = type(layers[0]).__name__ if layers else "nothing"
+    layer = dense_first_layer(model)
+    if layer is None:
+        first = type(next(iter(_weighted(model)), None)).__name__
         raise AttackError(
-            f"linear-layer needs a dense first layer; the first layer with weights is {first}"
+            "linear-layer needs a dense first layer that is trained; the first layer with weights "
+            f"is {first}"
         )
-    layer = layers[0]
     if layer.in_features != inputs.size or inputs.batch_size != 1:
         raise AttackError(
             f"the first layer takes {layer.in_features} numbers, the inputs are "
@@ -116,7 +111,7 @@ def linear_layer(model: nn.Module, gradient: Tensor, inputs: Inputs) -> Tensor:
     both = _layer_gradient(model, layer, gradient)
     weight = both[:, :, : layer.in_features]
     vector = torch.linalg.svd(weight, full_matrices=False).Vh[:, 0]
-    if _has_bias(layer):
+    if both.shape[2] > layer.in_features:
         delta, response = both[:, :, -1], (weight @ vector[:, :, None])[:, :, 0]
         # First moments: a regression on δ would be biased by the spread of private stepsizes.
         size = response.abs().sum(1) / delta.abs().sum(1)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from sottovoce.errors import AttackError
+from sottovoce.problems.gradients.layout import ParameterLayout
 
 Mismatch = Callable[[Tensor, Tensor], Tensor]
 
@@ -62,19 +63,17 @@ class Inputs:
 class BatchedGradient:
     """The flat gradient of the cross entropy for many (parameters, inputs, labels) at once.
 
-    The order of its coordinates is that of torch.nn.utils.parameters_to_vector. `chunk` problems
-    are vectorised together; 1 means a plain loop.
+    Its coordinates are the trainable parameters in the order of `ParameterLayout`; frozen ones stay
+    at the module's own values. `chunk` problems are vectorised together; 1 means a plain loop.
     """
 
     def __init__(self, model: nn.Module, dimension: int, device: torch.device, chunk: int | None):
-        self.model = model
-        self.names = [name for name, _ in model.named_parameters()]
-        self.shapes = [parameter.shape for parameter in model.parameters()]
-        self.dimension = sum(shape.numel() for shape in self.shapes)
+        self.model, self.layout = model, ParameterLayout(model)
+        self.dimension = self.layout.dimension
         if dimension != self.dimension:
             raise AttackError(
-                f"the gradient has {dimension} entries and the model {self.dimension} parameters; "
-                "both must be in the order of parameters_to_vector(model.parameters())"
+                f"the gradient has {dimension} entries and the model {self.dimension} trainable "
+                "parameters; both must be in the order of model.parameters()"
             )
         if chunk is not None and chunk < 1:
             raise AttackError(f"chunk must be at least 1, got {chunk}")
@@ -86,20 +85,16 @@ class BatchedGradient:
         # A double backward pass holds a few dozen tensors of the size of the parameters.
         return max(1, min(256, 8 * 10**9 // (4 * 64 * self.dimension)))
 
-    def parameters(self, vector: Tensor) -> dict[str, Tensor]:
-        """Name the pieces of a flat parameter vector (d,)."""
-        pieces = torch.split(vector, [shape.numel() for shape in self.shapes])
-        return {
-            name: piece.view(shape)
-            for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)
-        }
+    def scores(self, vector: Tensor, fed: Tensor) -> Tensor:
+        """What the model with the flat parameters (d,) answers to inputs (batch, *shape)."""
+        scores: Tensor = functional_call(self.model, self.layout.views(vector), (fed,))
+        return scores
 
     def one(self, vector: Tensor, fed: Tensor, labels: Tensor) -> Tensor:
         """Return the gradient (d,) at `vector` of one batch: fed (batch, *shape), soft labels."""
 
         def loss(vector: Tensor) -> Tensor:
-            scores = functional_call(self.model, self.parameters(vector), (fed,))
-            losses: Tensor = -(labels * scores.log_softmax(-1)).sum(-1)
+            losses: Tensor = -(labels * self.scores(vector, fed).log_softmax(-1)).sum(-1)
             return losses.mean()
 
         gradient: Tensor = grad(loss)(vector)
@@ -136,11 +131,11 @@ def full_precision(device: torch.device) -> Iterator[None]:
         yield
 
 
-def classes_of(model: nn.Module, gradient: BatchedGradient, state: Tensor, inputs: Inputs) -> int:
+def classes_of(gradient: BatchedGradient, state: Tensor, inputs: Inputs) -> int:
     """Ask the model how many classes it scores, with one black input."""
     fed = inputs.standardise(state.new_full((1, *inputs.shape), inputs.low))
     with torch.no_grad():
-        scores = functional_call(model, gradient.parameters(state), (fed,))
+        scores = gradient.scores(state, fed)
     if scores.dim() != 2 or scores.shape[1] < 2:
         raise AttackError(
             f"the model maps an input of shape {inputs.shape} to {tuple(scores.shape[1:])}; "

@@ -4,40 +4,37 @@ import os
 import secrets
 import sys
 import webbrowser
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sottovoce.report.demo.experiment import QUICK, Say, Size, run
+from sottovoce.report.demo.experiment import QUICK, DemoSettings, run
+from sottovoce.storage.execution import Execution
 from sottovoce.storage.files import write_atomic, write_json
 from sottovoce.studies.study import Study, Table
 
-__all__ = ["QUICK", "Size", "demo", "open_page", "write_demo"]
+__all__ = ["QUICK", "DemoSettings", "demo_study", "open_page", "write_demo"]
 
 
-def demo(
-    size: Size | None = None,
-    *,
-    insecure_seed: int | None = None,
-    progress: bool = False,
-    say: Say = lambda text: None,
-) -> Study:
-    """Train a small CNN with DSGD and PDSGD on a ring, attack the messages, and return a `Study`.
+def demo_study(settings: DemoSettings | None = None, execution: Execution | None = None) -> Study:
+    """Train with DSGD and PDSGD, overhear the messages, and show on a page what they give away.
 
-    insecure_seed: one is drawn unless given, and kept in the study so that it can be repeated; the
-    agents of a demo have no secrets to keep. say: is called with what is being done, in words.
+    A seed is drawn unless given, and kept in the study so that it can be repeated; the agents of a
+    demo have no secrets to keep.
     """
-    size = size or Size()
-    seed = secrets.randbits(31) if insecure_seed is None else insecure_seed
-    data = run(size, seed, progress=progress, say=say)
-    quick = " --quick" if size == QUICK else ""
+    settings, execution = settings or DemoSettings(), execution or Execution()
+    quick = " --quick" if replace(settings, insecure_seed=None) == QUICK else ""
+    if settings.insecure_seed is None:
+        settings = replace(settings, insecure_seed=secrets.randbits(31))
+    data, agents = run(settings, execution), settings.agents
     rows = [
         (
             f"{one['algorithm']}: {one['attack']} + {one['inversion']}",
             f"{moment['round']:,}",
             f"{one['median_error']:.3g}",
-            f"{one['labels_right']} of {size.agents}",
-            f"{one['recovered']} of {size.agents}",
-            f"{one['next_recovered']} of {size.agents}",
+            f"{one['labels_right']} of {agents}",
+            f"{one['recovered']} of {agents}",
+            f"{one['next_recovered']} of {agents}",
         )
         for moment in data["moments"].values()
         for one in moment["attacks"]
@@ -58,10 +55,10 @@ def demo(
         None,
         _findings(data),
         data,
-        f"sottovoce demo{quick} --insecure-seed {seed}",
+        f"sottovoce demo{quick} --insecure-seed {settings.insecure_seed}",
         [
             Table(
-                f"Accuracy after {data['rounds']:,} rounds, mean of {size.runs} runs",
+                f"Accuracy after {data['rounds']:,} rounds, mean of {settings.runs} runs",
                 ("algorithm", "training", "validation"),
                 learned,
             ),

@@ -1,64 +1,61 @@
 """The demo's experiment: train, record what crossed the links, and attack it."""
 
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sottovoce.charts.png import encode_text
-from sottovoce.errors import AttackError
-from sottovoce.graphs import Graph, ring
-from sottovoce.mechanisms import DSGD, PDSGD, Algorithm
-from sottovoce.privacy.adversaries import Eavesdropper, View
-from sottovoce.privacy.attacks import Conventional, Elimination, Estimate
-from sottovoce.privacy.attacks.base import Attack
-from sottovoce.privacy.auditor.scores import Effort, invert, relative_spread
+from sottovoce.graphs import ring
+from sottovoce.mechanisms import DSGD, PDSGD, Mechanism
+from sottovoce.privacy.adversaries import Eavesdropper
+from sottovoce.privacy.attacks import Conventional, Elimination
+from sottovoce.privacy.auditor import Audit, AuditSettings, Recorded, audit
+from sottovoce.privacy.auditor.public import relative_spread
 from sottovoce.privacy.entropy import UniformPrior, conditional_entropy, uniform_closed_form
-from sottovoce.privacy.readers import Search
-from sottovoce.privacy.readers.layers import infer_label
-from sottovoce.privacy.readers.matching import Inputs
+from sottovoce.privacy.readers import Dlg, Inputs, Projection, Search
 from sottovoce.privacy.readers.metrics import gradient_cosine, summed_squared_error
 from sottovoce.problems import ModuleProblem
-from sottovoce.randomness import Streams, private_streams
 from sottovoce.simulation.options import Options
 from sottovoce.simulation.result import Result
 from sottovoce.simulation.runner import simulate
 from sottovoce.simulation.transcript import Recording, Transcript
-from sottovoce.stepsizes import Deterministic, Experiment, Law, Stepsize
-from sottovoce.studies.bound import bound_study
+from sottovoce.stepsizes import Deterministic, Experiment, Law
+from sottovoce.storage.execution import Execution
+from sottovoce.studies.bound import BoundSettings, bound_study
+from sottovoce.studies.settings import option
 from sottovoce.studies.training import Training
 
-Say = Callable[[str], None]
 _KAPPA = 5.0
 _ROUNDING = 5e-4
 """Share of a step that may come from the rounding of float32 messages."""
-_ALGORITHMS: dict[str, tuple[Algorithm, Law]] = {
-    "DSGD": (DSGD(), Deterministic()),
-    "PDSGD": (PDSGD(), Experiment()),
+_ALGORITHMS: dict[str, tuple[Mechanism, Law, str]] = {
+    "DSGD": (DSGD(), Deterministic(), "the conventional algorithm"),
+    "PDSGD": (PDSGD(), Experiment(), "the paper's private algorithm"),
 }
-_ATTACKS: tuple[tuple[str, Attack, str], ...] = (
-    ("DSGD", Conventional(), "projection"),
-    ("PDSGD", Conventional(), "projection"),
-    ("PDSGD", Elimination(), "projection"),
-    ("DSGD", Conventional(), "dlg"),
-    ("PDSGD", Conventional(), "dlg"),
+_SHOWN = (
+    ("DSGD", "conventional", "projection"),
+    ("PDSGD", "conventional", "projection"),
+    ("PDSGD", "elimination", "projection"),
+    ("DSGD", "conventional", "dlg"),
+    ("PDSGD", "conventional", "dlg"),
 )
+"""Algorithm, attack and reader of every row of the page."""
 
 
-@dataclass(frozen=True)
-class Size:
+@dataclass(frozen=True, kw_only=True)
+class DemoSettings:
     """How much the demo does; the stepsize is scale/k with k counting blocks of `block` rounds."""
 
-    agents: int = 5
-    runs: int = 3
-    block: int = 200
-    blocks: int = 6
-    scale: float = 0.2
-    iterations: int = 300
-    restarts: int = 3
+    agents: int = option(5, "Agents on the ring.", min=3)
+    runs: int = option(3, "Independent runs to average over.", min=1)
+    block: int = option(200, "Rounds with the same stepsize.", min=2)
+    blocks: int = option(6, "How many such blocks.", min=1)
+    scale: float = option(0.2, "c in the stepsize c/k.")
+    iterations: int = option(300, "L-BFGS steps of a search.", min=1)
+    restarts: int = option(3, "Starting points of a search.", min=1)
+    insecure_seed: int | None = option(None, "Make the private numbers repeatable (studies only).")
 
     @property
     def attacked(self) -> dict[str, int]:
@@ -66,99 +63,103 @@ class Size:
         middle = self.block // 2
         return {"early": middle, "late": (self.blocks - 1) * self.block + middle}
 
+    @property
+    def steps(self) -> int:
+        return self.block * self.blocks
 
-QUICK = Size(runs=2, block=12, blocks=3, iterations=12, restarts=1)
+
+QUICK = DemoSettings(runs=2, block=12, blocks=3, iterations=12, restarts=1)
 
 
-def run(size: Size, insecure_seed: int, *, progress: bool, say: Say) -> dict[str, Any]:
+def run(settings: DemoSettings, execution: Execution) -> dict[str, Any]:
     """Train with both algorithms on a ring, attack run 0, and return everything as JSON.
 
     A gradient covers one image, as in the paper's attack; an agent's batch is then what an attack
     tries to recover. The seed makes the private draws repeatable, to score attacks with.
     """
-    graph = ring(size.agents)
-    training = Training(batch=1, scale=size.scale)
+    graph, seed = ring(settings.agents), settings.insecure_seed
+    assert seed is not None
+    training = Training(batch=1, scale=settings.scale)
     data, validation, _ = training.portions(graph.agents)
     problem = training.problem(data, validation)
     inputs = Inputs((1, 28, 28), 1, 0.0, 1.0, 0.1307, 0.3081)
-    laws = {name: training.stepsize(law, size.block) for name, (_, law) in _ALGORITHMS.items()}
-    results = {}
-    for name, (algorithm, _) in _ALGORITHMS.items():
-        said = "the conventional algorithm" if name == "DSGD" else "the paper's private algorithm"
-        say(
-            f"Training with {name}, {said}: {size.agents} agents, "
-            f"{size.block * size.blocks:,} rounds, {size.runs} runs ..."
+    laws = {
+        name: training.stepsize(law, settings.block) for name, (_, law, _) in _ALGORITHMS.items()
+    }
+    attacked = settings.attacked
+    rounds = sorted({round + by for round in attacked.values() for by in (0, 1)})
+    early = {0, settings.block // 8, settings.block // 4, settings.block // 2}
+    options = Options(
+        measure=early | set(range(settings.block, settings.steps + 1, settings.block)),
+        record=Recording(rounds),
+        progress=execution.progress,
+    )
+    results: dict[str, Result] = {}
+    recorded: dict[str, Recorded] = {}
+    for name, (algorithm, _, said) in _ALGORITHMS.items():
+        execution.say(
+            f"Training with {name}, {said}: {settings.agents} agents, {settings.steps:,} rounds, "
+            f"{settings.runs} runs ..."
         )
-        results[name] = _train(problem, algorithm, graph, laws[name], size, insecure_seed, progress)
-    transcripts = {name: _transcript(result) for name, result in results.items()}
-    streams = private_streams(1, graph.agents, insecure_seed=insecure_seed)
+        results[name] = simulate(
+            problem,
+            algorithm,
+            graph,
+            stepsize=laws[name],
+            steps=settings.steps,
+            runs=settings.runs,
+            insecure_seed=seed,
+            options=options,
+        )
+        transcript = results[name].transcript
+        assert transcript is not None
+        recorded[name] = Recorded.of(problem, inputs, transcript, rounds, seed)
     moments = {}
-    for moment, round in size.attacked.items():
-        say(f"An eavesdropper reads the messages of round {round:,} and looks for images ...")
-        now, after = (_batch(problem, inputs, streams, k) for k in (round, round + 1))
+    quiet = replace(execution, say=lambda line: None, progress=False)
+    for moment, round in attacked.items():
+        execution.say(
+            f"An eavesdropper reads the messages of round {round:,} and looks for images ..."
+        )
+        asked = _questions(settings, round)
+        audits = {
+            name: audit(problem, algorithm, graph, inputs, asked, quiet, recorded[name])
+            for name, (algorithm, _, _) in _ALGORITHMS.items()
+        }
         moments[moment] = {
             "round": round,
             "count": laws["PDSGD"].schedule.count(round),
             "spread": relative_spread(laws["PDSGD"], round),
-            **_attacked(problem, inputs, transcripts, laws, round, now, after, size),
+            **_moment(audits, recorded["PDSGD"], round),
         }
-    late = size.attacked["late"]
+    late = attacked["late"]
     return {
-        "insecure_seed": insecure_seed,
-        "size": asdict(size),
-        "rounds": size.block * size.blocks,
+        "insecure_seed": seed,
+        "size": asdict(settings),
+        "rounds": settings.steps,
         "graph": graph.describe(),
         "problem": problem.describe(),
         "images_an_agent": int(problem.describe()["samples"][0]),
         "stepsizes": {name: str(law) for name, law in laws.items()},
-        "threshold": Effort().threshold,
+        "threshold": asked.threshold,
         "accuracy": {name: _curves(result) for name, result in results.items()},
-        "links": {name: _links(one, late) for name, one in transcripts.items()},
-        "closer": _closer(problem, transcripts["PDSGD"], late),
+        "links": {name: _links(one.transcript, late) for name, one in recorded.items()},
+        "closer": _closer(problem, recorded["PDSGD"].transcript, late),
         "moments": moments,
-        "bound": _bound(size),
+        "bound": _bound(settings),
     }
 
 
-def _train(
-    problem: ModuleProblem,
-    algorithm: Algorithm,
-    graph: Graph,
-    stepsize: Stepsize,
-    size: Size,
-    seed: int,
-    progress: bool,
-) -> Result:
-    steps = size.block * size.blocks
-    recorded = sorted({round + by for round in size.attacked.values() for by in (0, 1)})
-    early = {0, size.block // 8, size.block // 4, size.block // 2}
-    return simulate(
-        problem,
-        algorithm,
-        graph,
-        stepsize=stepsize,
-        steps=steps,
-        runs=size.runs,
-        insecure_seed=seed,
-        options=Options(
-            measure=early | set(range(size.block, steps + 1, size.block)),
-            record=Recording(recorded),
-            progress=progress,
-        ),
+def _questions(settings: DemoSettings, round: int) -> AuditSettings:
+    """Both attacks on every agent in one round; the paper's own search is tried from one point."""
+    many, one = (Search(settings.iterations, restarts=n) for n in (settings.restarts, 1))
+    return AuditSettings(
+        attacks=[Conventional(), Elimination()],
+        readers=[Projection(many), Dlg(one)],
+        rounds=(round,),
+        targets=settings.agents,
+        controls=False,
+        insecure_seed=settings.insecure_seed,
     )
-
-
-def _batch(
-    problem: ModuleProblem, inputs: Inputs, streams: Streams, round: int
-) -> tuple[Tensor, Tensor]:
-    """Images behind a round's gradients, (agents, 1, 1, 28, 28), and their labels, (agents,)."""
-    images, labels = problem.samples(streams, round)
-    return inputs.pixels(images[0]), labels[0, :, 0]
-
-
-def _transcript(result: Result) -> Transcript:
-    assert result.transcript is not None
-    return result.transcript
 
 
 def _curves(result: Result) -> dict[str, Any]:
@@ -174,87 +175,65 @@ def _curves(result: Result) -> dict[str, Any]:
     return curves
 
 
-def _attacked(
-    problem: ModuleProblem,
-    inputs: Inputs,
-    transcripts: dict[str, Transcript],
-    laws: dict[str, Stepsize],
-    round: int,
-    now: tuple[Tensor, Tensor],
-    after: tuple[Tensor, Tensor],
-    size: Size,
-) -> dict[str, Any]:
+def _moment(audits: dict[str, Audit], recorded: Recorded, round: int) -> dict[str, Any]:
     """Every attack on every agent in one round, scored against that round and the one after.
 
     Taken for DSGD, messages of PDSGD show mostly the next round's gradient (see `Conventional`):
     an attacker who seems to fail may hold the image that the agent used one round later.
     """
-    truth, labels = now
-    mean_image = inputs.pixels(problem.mean_input()).expand_as(truth)
-    blind = summed_squared_error(mean_image, truth).tolist()
+    truth, after = recorded.images[round][0], recorded.images[round + 1][0]
+    labels, next_labels = (recorded.labels[k][0, :, 0].tolist() for k in (round, round + 1))
+    blind = recorded.mean_image.expand_as(truth)
+    blind_errors = summed_squared_error(blind, truth)
     found = []
-    for algorithm, attack, method in _ATTACKS:
-        transcript = transcripts[algorithm]
-        view = Eavesdropper().view(transcript, laws[algorithm])
-        # Who finds nothing to attack is left with the blind guess.
-        images, guesses = mean_image.clone(), [None] * problem.agents
-        cosines = torch.zeros(problem.agents, dtype=torch.float64)
-        agents, estimate = _estimates(attack, view, round)
-        if estimate is not None:
-            restarts = size.restarts if method == "projection" else 1
-            search = Search(size.iterations, restarts=restarts)
-            spread = relative_spread(laws[algorithm], round)
-            inverted = invert(method, problem.model, estimate, inputs, search, spread).images
-            images[agents] = inverted.nan_to_num(0, 0, 0).to(truth)
-            guessed = infer_label(problem.model, estimate.gradient).labels.tolist()
-            guesses = [dict(zip(agents, guessed, strict=True)).get(a) for a in range(len(guesses))]
-            secret = transcript.truth.gradients[transcript.rounds.index(round), 0].double()
-            cosines[agents] = gradient_cosine(estimate.gradient, secret[agents]).abs()
-        errors = summed_squared_error(images, truth)
-        next_errors = summed_squared_error(images, after[0])
+    for algorithm, attack, reader in _SHOWN:
+        images, guesses, cosines = _recovered(audits[algorithm], attack, reader, blind)
+        errors, next_errors = (summed_squared_error(images, one) for one in (truth, after))
+        threshold = audits[algorithm].facts["threshold"]
         found.append(
             {
                 "algorithm": algorithm,
-                "attack": attack.name,
-                "inversion": method,
+                "attack": attack,
+                "inversion": reader,
                 "errors": errors.tolist(),
                 "median_error": float(errors.quantile(0.5)),
-                "recovered": int((errors < Effort().threshold).sum()),
+                "recovered": int((errors < threshold).sum()),
                 "next_errors": next_errors.tolist(),
-                "next_recovered": int((next_errors < Effort().threshold).sum()),
+                "next_recovered": int((next_errors < threshold).sum()),
                 "labels": guesses,
-                "labels_right": sum(a == b for a, b in zip(guesses, labels.tolist(), strict=True)),
+                "labels_right": sum(a == b for a, b in zip(guesses, labels, strict=True)),
                 "cosines": cosines.tolist(),
                 "median_cosine": float(cosines.quantile(0.5)),
                 "images": [encode_text(one[0, 0], 4) for one in images],
             }
         )
     return {
-        "labels": labels.tolist(),
-        "next_labels": after[1].tolist(),
+        "labels": labels,
+        "next_labels": next_labels,
         "truth": [encode_text(one[0, 0], 4) for one in truth],
         "attacks": found,
         "blind": {
-            "errors": blind,
-            "median_error": float(torch.tensor(blind).quantile(0.5)),
-            "image": encode_text(mean_image[0, 0, 0], 4),
+            "errors": blind_errors.tolist(),
+            "median_error": float(blind_errors.quantile(0.5)),
+            "image": encode_text(recorded.mean_image[0], 4),
         },
     }
 
 
-def _estimates(attack: Attack, view: View, round: int) -> tuple[list[int], Estimate | None]:
-    """The agents whose gradients an attack can estimate, and the estimates, one row an agent."""
-    found: dict[int, Estimate] = {}
-    for agent in range(view.graph.agents):
-        # A gradient below the messages' rounding leaves nothing to see.
-        with suppress(AttackError):
-            found[agent] = attack.estimate(view, agent, round)
-    if not found:
-        return [], None
-    each = list(found.values())
-    gradient = torch.cat([one.gradient for one in each])
-    state = torch.cat([one.state for one in each])
-    return list(found), Estimate(gradient, each[0].scale_known, state)
+def _recovered(
+    found: Audit, attack: str, reader: str, blind: Tensor
+) -> tuple[Tensor, list[int | None], Tensor]:
+    """Images, labels and cosines of every agent; where nothing was seen, the blind guess and 0."""
+    images = blind.clone()
+    labels: list[int | None] = [None] * len(blind)
+    cosines = torch.zeros(len(blind), dtype=torch.float64)
+    for at, row in enumerate(found.rows):
+        if (row.attack, row.inversion) == (attack, reader) and row.attacked:
+            seen = [agent for agent, cosine in enumerate(row.cosines) if cosine is not None]
+            images[seen] = found.images[at][seen].nan_to_num(0, 0, 0)
+            cosines = torch.tensor([one or 0.0 for one in row.cosines], dtype=torch.float64)
+            labels = [one[0] if one else None for one in row.labels]
+    return images, labels, cosines
 
 
 def _links(transcript: Transcript, round: int) -> list[dict[str, Any]]:
@@ -334,15 +313,15 @@ def _filters(vector: Tensor, layer: Tensor) -> str:
     return encode_text(sheet, 8)
 
 
-def _bound(size: Size) -> dict[str, Any]:
+def _bound(settings: DemoSettings) -> dict[str, Any]:
     """Uncertainty about a gradient entry against the count k, for each stepsize law."""
-    curves = bound_study(kappa=_KAPPA, samples=1000).data
+    curves = bound_study(BoundSettings(kappa=_KAPPA, samples=1000)).data
     prior = UniformPrior(_KAPPA)
     return {
         **{name: curves[name] for name in ("kappa", "rounds", "entropy_nats")},
         "uniform_law": uniform_closed_form(_KAPPA),
         "experiment_law": {
             "first": conditional_entropy(Experiment(), prior, 1),
-            "last": conditional_entropy(Experiment(), prior, size.blocks),
+            "last": conditional_entropy(Experiment(), prior, settings.blocks),
         },
     }

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sottovoce.charts import Series, line_chart, panel
 from sottovoce.charts.style import FONT, INK, PALETTE, SOFT_INK, heading, styled
-from sottovoce.studies.drawing import draw
+from sottovoce.studies.study import draw
 
 if TYPE_CHECKING:
     import altair as alt
@@ -20,6 +20,8 @@ COLUMNS = (
     ("blind", "blind guess"),
 )
 _SIDE = 96
+Found = tuple[str, float | None, int | None]
+"""An agent's picture, its error and its label."""
 
 
 def accuracy(data: Data) -> "alt.LayerChart":
@@ -35,8 +37,7 @@ def accuracy(data: Data) -> "alt.LayerChart":
         "the band reaches from the lowest to the highest run",
         x_title="round",
         y_title="validation accuracy",
-        width=680,
-        height=340,
+        size=(680, 340),
     )
 
 
@@ -158,7 +159,7 @@ def _caption(data: Data, moment: Data, key: str, agent: int, error: float | None
     return lines
 
 
-def column_of(moment: Data, key: str) -> list[tuple[str, float | None, int | None]]:
+def column_of(moment: Data, key: str) -> list[Found]:
     """Picture, error and label of every agent in one column of the strip."""
     count = len(moment["truth"])
     if key == "truth":

@@ -6,20 +6,21 @@ from typing import Any
 
 from sottovoce.report.blocks import Html, Section, chart, command, html_table, image, number
 from sottovoce.report.demo import pictures
-from sottovoce.report.demo.pictures import COLUMNS, attack_number, column_of
+from sottovoce.report.demo.pictures import COLUMNS, Found, attack_number, column_of
 from sottovoce.report.page import assemble
 
 TITLE = "Training together, overheard"
 
 OWN_MODEL = """\
 from sottovoce import PDSGD, ModuleProblem, ring, simulate
-from sottovoce.privacy.auditor import audit
-from sottovoce.privacy.readers.matching import Inputs
+from sottovoce.privacy.auditor import AuditSettings, audit
+from sottovoce.privacy.readers import Inputs
 
 problem = ModuleProblem(model, loss, data)   # one (inputs, targets) pair for each agent
 result = simulate(problem, PDSGD(), ring(len(data)), steps=1000)
 
-found = audit(problem, PDSGD(), ring(len(data)), Inputs(shape), rounds=[50], targets=5)
+settings = AuditSettings(rounds=[50], targets=5)
+found = audit(problem, PDSGD(), ring(len(data)), Inputs(shape), settings)
 print(*found.verdicts, sep="\\n")
 """
 
@@ -196,26 +197,16 @@ def _strip(data: Mapping[str, Any], n: Numbers, moment: str) -> Html:
     rows = []
     for agent in range(len(found["truth"])):
         cells: list[Html] = [f"agent {agent}"]
-        for (key, name), column in zip(COLUMNS, columns, strict=True):
-            picture, error, label = column[agent]
-            cells.append(_cell(data, n, moment, key, name, agent, picture, error, label))
+        for column, shown in zip(COLUMNS, columns, strict=True):
+            cells.append(_cell(n, moment, column, agent, shown[agent]))
         rows.append(cells)
     title = f"Round {found['round']:,}: truth, and what was recovered"
     headings = ["", *(escape(name) for _, name in COLUMNS)]
     return html_table(title, headings, rows, [False] * len(headings), "strip story")
 
 
-def _cell(
-    data: Mapping[str, Any],
-    n: Numbers,
-    moment: str,
-    key: str,
-    name: str,
-    agent: int,
-    picture: str,
-    error: float | None,
-    label: int | None,
-) -> Html:
+def _cell(n: Numbers, moment: str, column: tuple[str, str], agent: int, found: Found) -> Html:
+    (key, name), (picture, error, label), data = column, found, n.data
     if key == "truth":
         source = f"moments.{moment}.labels.{agent}"
         alt = f"The private image of agent {agent}, a {label}"

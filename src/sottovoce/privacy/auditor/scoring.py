@@ -1,0 +1,174 @@
+"""From what an adversary sees to a row: estimate gradients, read them, compare with the truth."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from sottovoce.errors import AttackError
+from sottovoce.privacy.adversaries import View
+from sottovoce.privacy.attacks import Attack, Estimate
+from sottovoce.privacy.auditor.recording import Pairs
+from sottovoce.privacy.auditor.verdict import Row
+from sottovoce.privacy.readers import Answer, Inputs, Inversion, Reader
+from sottovoce.privacy.readers.layers import infer_label
+from sottovoce.privacy.readers.metrics import (
+    gradient_cosine,
+    gradient_relative_error,
+    label_correct,
+    match_batch,
+    mse,
+    psnr,
+    ssim,
+    success_rate,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Attempt:
+    """An estimate of some targets' gradients, and the truth to score it with.
+
+    attacked: which of the row's targets the estimate and the answer are about. spread: std/mean of
+    the private factors on its coordinates (`auditor.public`).
+    """
+
+    row: Row
+    estimate: Estimate
+    answer: Answer
+    attacked: list[int]
+    spread: float
+
+
+def estimates(
+    attack: Attack, view: View, pairs: Pairs, round: int
+) -> tuple[Estimate | None, list[int], str]:
+    """Estimates of all targets that can be attacked, which these are, and why others cannot."""
+    found: dict[int, Estimate | None] = {}
+    refused = ""
+    for agent in dict.fromkeys(agent for _, agent in pairs):
+        try:
+            found[agent] = attack.estimate(view, agent, round)
+        except AttackError as error:
+            found[agent], refused = None, refused or str(error)
+    known = _known_states(view, round)
+    attacked = [place for place, (_, agent) in enumerate(pairs) if found[agent] is not None]
+    each = [(run, agent, one) for run, agent in pairs if (one := found[agent]) is not None]
+    if not each:
+        return None, [], refused
+    estimate = Estimate(
+        torch.stack([one.gradient[run] for run, _, one in each]),
+        all(one.scale_known for _, _, one in each),
+        torch.stack([(one.state if known is None else known[:, a])[run] for run, a, one in each]),
+        signs_known=all(one.signs_known for _, _, one in each),
+    )
+    return estimate, attacked, refused
+
+
+def _known_states(view: View, round: int) -> Tensor | None:
+    """States told as side information, or in round 1 the public start: (runs, agents, d)."""
+    if view.states is not None:
+        return view.states[view.rounds.index(round)].double()
+    if round == 1 and view.start is not None:
+        return view.start.double()[:, None].expand(-1, view.graph.agents, -1)
+    return None
+
+
+def score(attempt: Attempt, reader: Reader, model: nn.Module, inputs: Inputs) -> tuple[Row, Tensor]:
+    """Read an estimate, and measure the images against the answer: a row and its images."""
+    began = time.perf_counter()
+    row = replace(attempt.row, inversion=reader.name)
+    estimate, answer = attempt.estimate, attempt.answer
+    shown = answer.images.new_zeros(row.targets, *answer.images.shape[1:])
+    try:
+        found = reader.read(model, estimate, inputs, attempt.spread)
+    except AttackError as error:
+        return replace(row, refused=str(error)), shown
+    images = found.images.cpu().to(answer.images)
+    finite = images.flatten(1).isfinite().all(1)
+    images = _in_order(images, answer.images)
+    shown[attempt.attacked] = images
+    errors = _errors(images, answer.images)
+    rate = success_rate(
+        torch.cat([errors, errors.new_full((row.targets - len(errors),), torch.nan)]),
+        threshold=row.threshold,
+    )
+    labels = _labels(model, estimate, found, inputs).cpu()
+    truth = answer.gradient.double()
+    cosines = gradient_cosine(estimate.gradient, truth).abs()
+    images = images.nan_to_num(0, 0, 0)
+
+    def each(values: Sequence[T]) -> tuple[T | None, ...]:
+        placed = dict(zip(attempt.attacked, values, strict=True))
+        return tuple(placed.get(place) for place in range(row.targets))
+
+    done = replace(
+        row,
+        attacked=len(attempt.attacked),
+        scale_known=estimate.scale_known,
+        cosine=_median(cosines),
+        relative_error=_median(
+            gradient_relative_error(estimate.gradient, truth, scale_free=not estimate.scale_known)
+        ),
+        state_error=_median(gradient_relative_error(estimate.state, answer.state.double())),
+        errors=each([one if math.isfinite(one) else None for one in errors.tolist()]),
+        median_error=_median(errors),
+        mse=_median(mse(images, answer.images)),
+        psnr=_median(psnr(images, answer.images)),
+        ssim=_median(ssim(images, answer.images)) if _is_pictorial(inputs) else None,
+        labels_correct=int(label_correct(labels, answer.labels).sum()),
+        diverged=int((found.diverged.cpu() | ~finite).sum()),
+        recovered=rate.successes,
+        low=rate.low,
+        high=rate.high,
+        trace=() if found.trace is None else _quartiles(found.trace, answer.images),
+        seconds=round(time.perf_counter() - began, 2),
+        cosines=each(cosines.nan_to_num(0).tolist()),
+        labels=each([tuple(batch) for batch in labels.tolist()]),
+    )
+    return done, shown
+
+
+def _labels(model: nn.Module, estimate: Estimate, found: Inversion, inputs: Inputs) -> Tensor:
+    """Labels read from the last layer where that is possible, else those of the inversion."""
+    if inputs.batch_size > 1 or found.labels.shape[1] > 1:
+        return found.labels
+    try:
+        return infer_label(model, estimate.gradient, signs=estimate.signs_known).labels[:, None]
+    except AttackError:
+        return found.labels
+
+
+def _in_order(images: Tensor, truth: Tensor) -> Tensor:
+    """Each target's images in the order of its batch: (targets, batch, *shape)."""
+    order = match_batch(images.nan_to_num(0, 0, 0), truth)
+    return images[torch.arange(len(images))[:, None], order]
+
+
+def _errors(images: Tensor, truth: Tensor) -> Tensor:
+    """Summed squared error of an image, mean over the batch: (targets,)."""
+    return (images - truth).square().flatten(2).sum(2).mean(1).double()
+
+
+def _quartiles(trace: Tensor, truth: Tensor) -> tuple[tuple[float, float, float], ...]:
+    steps = []
+    for images in trace.cpu().to(truth):
+        errors = _errors(_in_order(images.nan_to_num(0, 0, 0), truth), truth)
+        low, middle, high = torch.quantile(errors, errors.new_tensor([0.25, 0.5, 0.75])).tolist()
+        steps.append((low, middle, high))
+    return tuple(steps)
+
+
+def _median(values: Tensor) -> float | None:
+    """The median, an infinite value being the worst; None where nothing is finite."""
+    middle = float(values.double().nan_to_num(torch.inf).quantile(0.5))
+    return middle if math.isfinite(middle) else None
+
+
+def _is_pictorial(inputs: Inputs) -> bool:
+    return len(inputs.shape) >= 2 and min(inputs.shape[-2:]) >= 11

@@ -1,0 +1,221 @@
+"""Readers: objects that turn a gradient estimate into the data behind it, with their controls."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from sottovoce.errors import AttackError
+from sottovoce.privacy.attacks import Estimate
+from sottovoce.privacy.readers.gradient_matching import dlg, projection, sign_free
+from sottovoce.privacy.readers.layers import dense_first_layer, infer_label, linear_layer
+from sottovoce.privacy.readers.matching import Inputs
+from sottovoce.privacy.readers.search import Inversion, Search
+
+WIDE_SPREAD = 0.1
+"""Relative spread of the stepsizes above which `Projection` compresses and smooths."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """The truth about some targets: images, labels, gradients and states, one row a target."""
+
+    images: Tensor
+    labels: Tensor
+    gradient: Tensor
+    state: Tensor
+
+
+@dataclass(frozen=True)
+class Reader(ABC):
+    """A way from a gradient estimate to images and labels, with two controls of its own."""
+
+    name: ClassVar[str]
+    search: Search = field(default_factory=Search)
+
+    @abstractmethod
+    def suits(self, model: nn.Module, inputs: Inputs, estimate: Estimate, noisy: bool) -> bool:
+        """Whether it can read an estimate.
+
+        noisy: whether there is noise on the estimate that does not scale with it.
+        """
+
+    def read(
+        self, model: nn.Module, estimate: Estimate, inputs: Inputs, spread: float
+    ) -> Inversion:
+        """Turn estimates of (targets, d) into images.
+
+        spread: std/mean of the private factors on single coordinates, a public number.
+        """
+        parameters = next(model.parameters())
+        state, gradient = estimate.state.to(parameters), estimate.gradient.to(parameters)
+        # Lengths far from 1 would meet the smallest numbers of float32 in the search.
+        if not estimate.scale_known:
+            gradient = gradient / gradient.norm(dim=1, keepdim=True).clamp_min(1e-30)
+        return self._invert(model, state, gradient, inputs, spread)
+
+    @abstractmethod
+    def _invert(
+        self, model: nn.Module, state: Tensor, gradient: Tensor, inputs: Inputs, spread: float
+    ) -> Inversion: ...
+
+    def controls(self, answer: Answer) -> dict[str, Estimate]:
+        """`exact gradient`, which must give the images away, and `noise`, which must not."""
+        rms = answer.gradient.double().square().mean(1, keepdim=True).sqrt()
+        draws = torch.randn(answer.gradient.shape, generator=torch.Generator().manual_seed(0))
+        state = answer.state.double()
+        return {
+            "exact gradient": Estimate(answer.gradient.double(), True, state),
+            "noise": Estimate(rms * draws, True, state),
+        }
+
+
+@dataclass(frozen=True)
+class Dlg(Reader):
+    """Match the gradient itself (`dlg`), which needs its scale.
+
+    confined: whether to keep to the pixel box and read the label of a single image from the last
+    layer (Zhao, Mopuri and Bilen 2020); the original does not, and is slow with max pooling.
+    """
+
+    name: ClassVar[str] = "dlg"
+    confined: bool = False
+
+    def suits(self, model: nn.Module, inputs: Inputs, estimate: Estimate, noisy: bool) -> bool:
+        return estimate.signs_known and estimate.scale_known
+
+    def _invert(
+        self, model: nn.Module, state: Tensor, gradient: Tensor, inputs: Inputs, spread: float
+    ) -> Inversion:
+        single = self.confined and inputs.batch_size == 1
+        labels = infer_label(model, gradient).labels if single else None
+        return dlg(
+            model,
+            state,
+            gradient,
+            inputs,
+            labels=labels,
+            confined=self.confined,
+            search=self.search,
+        )
+
+
+@dataclass(frozen=True)
+class Projection(Reader):
+    """Match the direction (`projection`), compressed and smoothed where the spread is wide."""
+
+    name: ClassVar[str] = "projection"
+
+    def suits(self, model: nn.Module, inputs: Inputs, estimate: Estimate, noisy: bool) -> bool:
+        return estimate.signs_known
+
+    def _invert(
+        self, model: nn.Module, state: Tensor, gradient: Tensor, inputs: Inputs, spread: float
+    ) -> Inversion:
+        power, smooth = (0.25, 0.01) if spread > WIDE_SPREAD else (1.0, 0.0)
+        return projection(
+            model, state, gradient, inputs, power=power, total_variation=smooth, search=self.search
+        )
+
+
+@dataclass(frozen=True)
+class SmoothProjection(Reader):
+    """Match the direction with a prior for smooth images, against noise on the estimate.
+
+    Noise may hide the label: the search tries the likeliest ones, a restart each.
+    """
+
+    name: ClassVar[str] = "smooth-projection"
+
+    def suits(self, model: nn.Module, inputs: Inputs, estimate: Estimate, noisy: bool) -> bool:
+        return estimate.signs_known and noisy
+
+    def _invert(
+        self, model: nn.Module, state: Tensor, gradient: Tensor, inputs: Inputs, spread: float
+    ) -> Inversion:
+        labels = None
+        if inputs.batch_size == 1:
+            labels = infer_label(model, gradient).ranked[:, : self.search.restarts, None]
+        return projection(
+            model, state, gradient, inputs, labels=labels, total_variation=0.1, search=self.search
+        )
+
+
+@dataclass(frozen=True)
+class Magnitude(Reader):
+    """Match magnitudes where every coordinate has a factor of unknown sign (`sign_free`)."""
+
+    name: ClassVar[str] = "magnitude"
+    likelihood: ClassVar[bool] = False
+
+    def suits(self, model: nn.Module, inputs: Inputs, estimate: Estimate, noisy: bool) -> bool:
+        return not estimate.signs_known
+
+    def _invert(
+        self, model: nn.Module, state: Tensor, gradient: Tensor, inputs: Inputs, spread: float
+    ) -> Inversion:
+        return sign_free(
+            model, state, gradient, inputs, likelihood=self.likelihood, search=self.search
+        )
+
+    def controls(self, answer: Answer) -> dict[str, Estimate]:
+        """The magnitudes of the exact gradient, and of noise, each with random signs."""
+        coins = torch.randint(
+            0, 2, answer.gradient.shape, generator=torch.Generator().manual_seed(1)
+        )
+        return {
+            name: replace(
+                one, gradient=one.gradient * (2 * coins - 1), scale_known=False, signs_known=False
+            )
+            for name, one in super().controls(answer).items()
+        }
+
+
+@dataclass(frozen=True)
+class Likelihood(Magnitude):
+    """As `Magnitude`, by the likelihood of Gaussian factors."""
+
+    name: ClassVar[str] = "likelihood"
+    likelihood: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class LinearLayer(Reader):
+    """Read the input of a dense first layer from its gradient (`linear_layer`); no search."""
+
+    name: ClassVar[str] = "linear-layer"
+
+    def suits(self, model: nn.Module, inputs: Inputs, estimate: Estimate, noisy: bool) -> bool:
+        return (
+            estimate.signs_known and inputs.batch_size == 1 and dense_first_layer(model) is not None
+        )
+
+    def _invert(
+        self, model: nn.Module, state: Tensor, gradient: Tensor, inputs: Inputs, spread: float
+    ) -> Inversion:
+        images = linear_layer(model, gradient, inputs)[:, None]
+        nothing = torch.zeros(len(images), device=images.device)
+        labels = infer_label(model, gradient).labels[:, None]
+        return Inversion(images, labels, nothing, nothing, nothing > 0, nothing.long())
+
+
+READERS: dict[str, type[Reader]] = {
+    reader.name: reader
+    for reader in (Dlg, Projection, SmoothProjection, Magnitude, Likelihood, LinearLayer)
+}
+"""Every kind of reader by its name."""
+
+
+def reader_named(name: str, search: Search | None = None, confined: bool = False) -> Reader:
+    """The reader of this name; `confined` is for `dlg` alone."""
+    if name not in READERS:
+        raise AttackError(f"the reader {name!r} is not known; accepted: {', '.join(READERS)}")
+    search = search or Search()
+    return Dlg(search, confined) if name == Dlg.name else READERS[name](search)
+
+
+def every_reader(search: Search | None = None, confined: bool = False) -> tuple[Reader, ...]:
+    """One reader of each kind, all with the same search."""
+    return tuple(reader_named(name, search, confined) for name in READERS)

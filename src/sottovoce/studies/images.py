@@ -1,0 +1,89 @@
+"""The networks and images that are audited."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from sottovoce.charts.png import encode_text
+from sottovoce.errors import ProblemError
+from sottovoce.privacy.readers import Inputs
+from sottovoce.problems import ModuleProblem
+from sottovoce.problems.data import models, partitions, sets
+from sottovoce.studies.settings import option
+
+_MODELS: dict[str, Callable[[], nn.Sequential]] = {
+    "paper": models.paper_cnn,
+    "small": models.small_cnn,
+}
+_SHOWN = 8
+"""Targets whose images are kept in a study."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Images:
+    """Which network is audited, on which images, from which starting weights."""
+
+    model: str = option("small", "paper (1,676,266 parameters) or small (19,430).")
+    init: str | None = option(
+        None, "Starting weights: trainable (standardised pixels) or, paper's default, glorot:4."
+    )
+    data: str = option("subset", "subset (shipped), mnist or fashion-mnist.")
+    data_dir: str | None = option(None, "Folder of IDX files (or set SOTTOVOCE_DATA).")
+    device: str = option("cpu", "cpu or cuda.")
+
+    @property
+    def start(self) -> str:
+        """The starting weights: those asked for, or the model's own kind."""
+        return self.init or ("glorot:4" if self.model == "paper" else "trainable")
+
+    def problem(self, agents: int, batch: int = 1) -> tuple[ModuleProblem, Inputs]:
+        """Training images divided over agents, and what is public about them.
+
+        From `trainable` weights plain SGD learns, with standardised pixels; `glorot:4` is Glorot's
+        uniform weights times a gain, with biases 0 and pixels in [0, 1].
+        """
+        if self.model not in _MODELS:
+            raise ProblemError(f"model {self.model!r} is not known; accepted: {', '.join(_MODELS)}")
+        kind, _, gain = self.start.partition(":")
+        if kind not in ("trainable", "glorot") or (
+            gain and not gain.replace(".", "", 1).isdecimal()
+        ):
+            raise ProblemError(f"init {self.init!r} is not known; accepted: trainable, glorot:4")
+        images = sets.load(self.data, self.data_dir).training
+        trainable = kind == "trainable"
+        inputs = Inputs((1, 28, 28), batch, *((0.0, 1.0, 0.1307, 0.3081) if trainable else ()))
+        fed = inputs.standardise(images.images.float() / 255)
+        parts = partitions.parse_partition("equal")(images.labels, agents, 0).indices
+        problem = ModuleProblem(
+            _MODELS[self.model](),
+            cross_entropy,
+            [(fed[part], images.labels[part]) for part in parts],
+            batch=batch,
+            initialise=models.initialise if trainable else partial(_glorot, gain=float(gain or 4)),
+            device=self.device,
+        )
+        return problem, inputs
+
+
+def pictures(images: Tensor) -> list[str]:
+    """The first image of the first targets, as PNG in base64."""
+    return [encode_text(target[0, 0], 2) for target in images[:_SHOWN]]
+
+
+def _glorot(model: nn.Module, seed: int, gain: float) -> None:
+    """Uniform on ±gain √(6 / (fan_in + fan_out)) (Glorot and Bengio 2010); biases 0."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for layer in model.modules():
+            if isinstance(layer, nn.Linear | nn.Conv2d):
+                fan_in, area = layer.weight[0].numel(), layer.weight[0, 0].numel()
+                bound = gain * math.sqrt(6 / (fan_in + layer.weight.shape[0] * area))
+                draws = torch.rand(layer.weight.shape, generator=generator) * 2 - 1
+                layer.weight.copy_(bound * draws)
+                if layer.bias is not None:
+                    layer.bias.zero_()
