@@ -20,17 +20,18 @@ pytest.importorskip("cryptography")
 
 from sottovoce.privacy.attacks import Conventional
 from sottovoce.report import load_section
-from sottovoce.report.demo import Size, demo, open_page, write_demo
+from sottovoce.report.demo import DemoSettings, demo_study, open_page, write_demo
 from sottovoce.report.demo.story import OWN_MODEL
+from sottovoce.storage.execution import Execution
 
-TINY = Size(runs=2, block=20, blocks=2, iterations=3, restarts=1)
+TINY = DemoSettings(runs=2, block=20, blocks=2, iterations=3, restarts=1, insecure_seed=3)
 CLI = [sys.executable, "-c", "from sottovoce.cli import main; main()"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     said: list[str] = []
-    study = demo(TINY, insecure_seed=3, say=said.append)
+    study = demo_study(TINY, Execution(say=said.append))
     assert len(said) == 4
     place = tmp_path_factory.mktemp("Grüße von der demo")
     write_demo(study, place)
@@ -120,7 +121,7 @@ def test_two_messages_give_the_gradient_away(data: Any) -> None:
 
 
 def test_the_same_seed_gives_the_same_numbers_over_the_old_page(folder: Path, data: Any) -> None:
-    again = demo(TINY, insecure_seed=3)
+    again = demo_study(TINY, Execution(say=lambda line: None))
     assert json.loads(json.dumps(again.data)) == data
     write_demo(again, folder)
     assert parsed((folder / "index.html").read_text("utf-8")).all("table")

@@ -1,89 +1,181 @@
 """The frontier: equal effective noise by construction, pieces that resume, findings from points."""
 
-import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sottovoce.privacy.auditor.scores import Row
 
 from sottovoce.errors import SottovoceError
-from sottovoce.mechanisms import parse_algorithm
-from sottovoce.studies.frontier import Setting, Sizes, frontier, settings
+from sottovoce.privacy.auditor import Row
+from sottovoce.privacy.readers.metrics import success_rate
+from sottovoce.storage.execution import Execution
+from sottovoce.studies import frontier
+from sottovoce.studies.frontier import FrontierSettings, Setting, frontier_study, points, verdict
+from sottovoce.studies.study import Study
 
-SIZES = Sizes(runs=2, epochs=1, targets=2, scales=(0.25, 0.5))
+SETTINGS = FrontierSettings(levels=(0.5,), runs=2, epochs=1, targets=2)
+Made = dict[tuple[Setting, str], frontier.Piece]
+
+
+def quiet(folder: Path | None) -> Execution:
+    return Execution(folder, say=lambda line: None)
 
 
 def test_noise_is_set_so_that_an_eavesdropper_is_left_with_the_same() -> None:
-    chosen = {one.family: one for one in settings([0.5]) if one.effective_noise}
-    sizes = {family: parse_algorithm(one.algorithm).noise for family, one in chosen.items()}  # type: ignore[attr-defined]
+    chosen = {one.family: one for one in points([0.5]) if one.effective_noise}
+    sizes = {family: float(one.algorithm.split(":")[1]) for family, one in chosen.items()}
     assert sizes["NoisyDSGD"] == 0.5
     assert sizes["ZeroSumDSGD"] == pytest.approx(0.5 / 3**0.5, rel=1e-5)
     assert sizes["ZeroSumDSGD, lazy W"] == pytest.approx(0.25 / 3**0.5, rel=1e-5)
-    assert {one.law for one in settings([0.5]) if one.family.startswith("PDSGD")} == {
+    assert {one.law for one in points([0.5]) if one.family.startswith("PDSGD")} == {
         "experiment",
         "uniform",
     }
 
 
-def made_up(setting: Setting, piece: str, *_: Any) -> dict[str, Any]:
+def test_a_small_frontier_is_computed_and_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = {one.family: one for one in points([0.5])}
+    chosen = [every["DSGD"], every["PDSGD, coordinate mixing"], every["ZeroSumDSGD"]]
+    monkeypatch.setattr(frontier, "points", lambda levels: chosen)
+    settings = FrontierSettings(
+        levels=(0.5,),
+        runs=2,
+        epochs=1,
+        scales=(0.25,),
+        targets=1,
+        round=2,
+        iterations=1,
+        restarts=1,
+    )
+    said: list[str] = []
+
+    def run() -> Study:
+        return frontier_study(settings, Execution(tmp_path, say=said.append))
+
+    found = run()
+    dsgd, private, noisy = found.data["points"]
+    for point in (dsgd, private, noisy):
+        assert 0.5 < point["low"] <= point["accuracy"] <= point["high"] < 1
+        assert all(found["labels"] == 1 for found in point["attacks"].values())
+    rows = {
+        point["family"]: {
+            (row["attack"], row["inversion"]) for row in point["rows"]["eavesdropper"]
+        }
+        for point in (dsgd, private, noisy)
+    }
+    assert ("conventional", "projection") in rows["DSGD"]
+    assert ("elimination", "likelihood") in rows["PDSGD, coordinate mixing"]
+    assert ("smoothing", "smooth-projection") in rows["ZeroSumDSGD"]
+    assert dsgd["attacks"]["eavesdropper"]["cosine"] > 0.999
+    assert "frontier" in found.charts()
+    assert found.verdict == verdict(found.data["points"]) == "undecided"
+    assert run().to_json() == found.to_json()
+    assert said[-1] == f"reused 9 of 9 pieces from {tmp_path}"
+
+
+def made_up(setting: Setting, piece: str) -> dict[str, Any]:
     """Zero-sum noise hides, everything else is broken; the larger stepsize is the better one."""
     if piece.startswith("accuracy"):
         better = piece.endswith("0.5")
         level = {"ZeroSumDSGD": 0.90, "NoisyDSGD": 0.80}.get(setting.family, 0.91)
         return {"accuracies": [level, level + 0.01 * better]}
     hidden = setting.family == "ZeroSumDSGD" and setting.effective_noise > 0.3
-    rows = [
-        Row(setting.algorithm, "", piece, 50, name, "projection", 2, attacked=2, cosine=0.5)
-        for name in ("least-squares", "smoothing")
-    ]
-    errors = (60.0, 52.0) if hidden else (9.0, 3.0)
-    found = [
-        {**row.to_json(), "median_error": error, "labels_correct": 1}
-        for row, error in zip(rows, errors, strict=True)
-    ]
+    found = []
+    for name, error in zip(
+        ("least-squares", "smoothing"), (60.0, 52.0) if hidden else (9.0, 3.0), strict=True
+    ):
+        row = Row(setting.algorithm, "", piece, 50, name, "projection", 2, attacked=2, cosine=0.5)
+        found.append({**row.to_json(), "median_error": error, "labels_correct": 1})
     refused = Row(setting.algorithm, "", piece, 50, "chain", "", 2, refused="no")
     return {"rows": [*found, refused.to_json()], "blind": 48.0}
 
 
-def test_the_study_recommends_the_most_accurate_setting_that_holds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.modules[frontier.__module__], "_compute", made_up)
-    study = frontier([0.2, 0.5], SIZES, folder=tmp_path)
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Pieces as they were computed, each made up in place of the work."""
+    done: list[tuple[str, str]] = []
+    real = frontier._pieces
+
+    def compute(one: Setting, name: str) -> Callable[[], dict[str, Any]]:
+        def piece() -> dict[str, Any]:
+            done.append((str(one), name))
+            return made_up(one, name)
+
+        return piece
+
+    def pieces(settings: FrontierSettings, execution: Execution) -> Made:
+        found = real(settings, execution)
+        return {case: (spec, compute(*case)) for case, (spec, _) in found.items()}
+
+    monkeypatch.setattr(frontier, "_pieces", pieces)
+    return done
+
+
+@pytest.mark.usefixtures("done")
+def test_the_study_recommends_the_most_accurate_setting_that_holds(tmp_path: Path) -> None:
+    settings = FrontierSettings(levels=(0.2, 0.5), runs=2, epochs=1, targets=2)
+    study = frontier_study(settings, quiet(tmp_path))
     assert "zero-sum:0.288675:weights with metropolis weights" in study.findings[0]
     assert "scale 0.5: accuracy 0.9050, PDSGD's being 0.9150 (-0.0100)" in study.findings[0]
     assert "+0.1000 at 0.2, +0.1000 at 0.5" in study.findings[1]
     best = study.data["points"][0]["attacks"]["eavesdropper"]
     assert (best["attack"], best["error"]) == ("smoothing + projection", 3.0)
-    assert "frontier" in study.charts()
     assert study.to_json()["data"]["blind"] == 48.0
 
 
 def test_parts_share_a_folder_and_finished_pieces_are_not_computed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, done: list[tuple[str, str]]
 ) -> None:
-    done: list[tuple[str, str]] = []
+    count = len(points([0.5])) * 4
 
-    def counted(setting: Setting, piece: str, *rest: Any) -> dict[str, Any]:
-        done.append((str(setting), piece))
-        return made_up(setting, piece, *rest)
+    def run(**changed: Any) -> Study:
+        return frontier_study(FrontierSettings(**{**vars(SETTINGS), **changed}), quiet(tmp_path))
 
-    monkeypatch.setattr(sys.modules[frontier.__module__], "_compute", counted)
-    frontier([0.5], SIZES, folder=tmp_path, part=(1, 1))
-    everything = len(done)
-    assert everything == len(settings([0.5])) * 4 == len(set(done))
-    frontier([0.5], SIZES, folder=tmp_path, part=(2, 3))
-    assert len(done) == everything
-    kept = next(tmp_path.glob("piece-*.json"))
-    assert json.loads(kept.read_text())["sizes"]["seed"] == 0
-    frontier([0.5], SIZES, folder=tmp_path, insecure_seed=1)
-    assert len(done) == 2 * everything, "another seed is another study"
+    with pytest.raises(SottovoceError, match="no setting is finished"):
+        run(part="2/40")
+    assert len(done) == 1
+    run(part="1/1")
+    assert len(done) == count == len(set(done))
+    run(part="2/3")
+    assert len(done) == count
+    run(insecure_seed=1)
+    assert len(done) == 2 * count, "another seed is another study"
+    run(iterations=7)
+    assert len(done) == 2 * count + count // 2, "another search leaves the trainings as they are"
 
 
-def test_impossible_levels_and_parts_are_refused(tmp_path: Path) -> None:
+def point(family: str, low: float, high: float, recovered: int, noise: float = 0.0) -> Any:
+    rate = success_rate([0.0] * recovered + [9.0] * (16 - recovered), threshold=5.0)
+    attack = {"error": 1.0 if recovered else 99.0, "blind": 48.0, "share": [rate.low, rate.high]}
+    return {
+        "family": family,
+        "low": low,
+        "high": high,
+        "effective_noise": noise,
+        "attacks": {"eavesdropper": attack},
+    }
+
+
+@pytest.mark.parametrize(
+    ("private", "noisy", "expected"),
+    [
+        ((0.90, 0.92, 0), (0.80, 0.82, 0), "confirmed"),
+        ((0.90, 0.92, 16), (0.80, 0.82, 0), "refuted"),
+        ((0.80, 0.82, 0), (0.90, 0.92, 0), "refuted"),
+        ((0.90, 0.92, 0), (0.89, 0.91, 0), "undecided"),
+        ((0.90, 0.90, 0), (0.80, 0.80, 0), "undecided"),
+    ],
+)
+def test_the_verdict_weighs_hiding_and_accuracy(private: Any, noisy: Any, expected: str) -> None:
+    found = [point("PDSGD, scalar mixing", *private), point("NoisyDSGD", *noisy, noise=0.5)]
+    assert verdict(found) == expected
+
+
+def test_impossible_levels_and_parts_are_refused() -> None:
     with pytest.raises(SottovoceError, match="accepted: numbers above 0"):
-        frontier([0.0], SIZES, folder=tmp_path)
-    with pytest.raises(SottovoceError, match="part 5 of 4 does not exist"):
-        frontier([0.5], SIZES, folder=tmp_path, part=(5, 4))
+        FrontierSettings(levels=(0.0,))
+    with pytest.raises(SottovoceError, match="part '5/4' does not exist"):
+        FrontierSettings(part="5/4")

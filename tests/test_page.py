@@ -13,21 +13,22 @@ pytest.importorskip("vl_convert")
 pytest.importorskip("cryptography")
 
 from sottovoce.report import write_page
-from sottovoce.report.demo import Size, demo, write_demo
+from sottovoce.report.demo import DemoSettings, demo_study, write_demo
+from sottovoce.storage.execution import Execution
 from sottovoce.studies.bound import BoundSettings, bound_study
 from sottovoce.studies.estimation import EstimationSettings, estimation_study
 
 pytestmark = pytest.mark.skipif(
     browser() is None, reason="no Chromium was found (Debian: apt install chromium)"
 )
-TINY = Size(runs=2, block=20, blocks=2, iterations=3, restarts=1)
+TINY = DemoSettings(runs=2, block=20, blocks=2, iterations=3, restarts=1, insecure_seed=3)
 
 
 @pytest.fixture(scope="module", params=["demo", "report"])
 def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("in a browser, größer")
     if request.param == "demo":
-        return write_demo(demo(TINY, insecure_seed=3), folder)[0]
+        return write_demo(demo_study(TINY, Execution(say=lambda line: None)), folder)[0]
     studies = [
         bound_study(BoundSettings(samples=1000)),
         estimation_study(EstimationSettings(steps=30, runs=3, insecure_seed=0)),

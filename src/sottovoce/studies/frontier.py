@@ -284,19 +284,20 @@ def verdict(points: Sequence[Data]) -> Verdict:
     """Whether PDSGD hides the images, and is no less accurate than noise that hides them.
 
     Hiding means that the strongest attack recovers less than a quarter of the images, by its 95 %
-    interval; accuracies are compared by the range of their runs.
+    interval; accuracies are compared by the range of their runs, which a single run does not have.
     """
     private = [point for point in points if point["family"].startswith("PDSGD")]
+    noisy = [point for point in points if point["effective_noise"] and _withstands(point)]
+    several = all(point["low"] < point["high"] for point in (*private, *noisy))
     hides = [
         judge(*found["share"], below=0.25) for one in private for found in one["attacks"].values()
     ]
-    noisy = [point for point in points if point["effective_noise"] and _withstands(point)]
-    costs = [
+    costs: list[Verdict] = [
         judge(one["low"] - other["high"], one["high"] - other["low"], above=0.0)
         for one in private
         for other in noisy
     ]
-    return all_hold([*hides, *costs])
+    return all_hold([*hides, *(costs if several else ["undecided"])])
 
 
 def _study(points: list[dict[str, Any]], settings: FrontierSettings) -> Study:
