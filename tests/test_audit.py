@@ -3,15 +3,25 @@
 import json
 import struct
 import zlib
-from dataclasses import replace
-from typing import ClassVar
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from sottovoce import DSGD, PDSGD, ModuleProblem, parse_stepsize, path, ring
+from sottovoce import (
+    DSGD,
+    PDSGD,
+    Experiment,
+    Mechanism,
+    ModuleProblem,
+    Shares,
+    Stepsize,
+    parse_stepsize,
+    path,
+    ring,
+)
 from sottovoce.charts.png import encode_grey
 from sottovoce.errors import AttackError
 from sottovoce.privacy.adversaries import CuriousAgents, Eavesdropper
@@ -198,13 +208,12 @@ def test_rows_of_another_recording_in_the_same_folder_are_not_reused(small, tmp_
 def own_rule(factor):
     """A rule of a user's own with the same name and options, whatever its code."""
 
-    class Own(PDSGD):
-        name: ClassVar[str] = "pdsgd"
+    @dataclass(frozen=True)
+    class Own(Shares):
+        def mean(self, routes):
+            return super().mean(routes) * factor
 
-        def expected_coefficients(self, routes):
-            return super().expected_coefficients(routes) * factor
-
-    return Own()
+    return Mechanism("pdsgd:uniform", (Own("uniform"),), Stepsize(law=Experiment()))
 
 
 def test_rows_of_a_rule_whose_code_changed_are_not_reused(small, tmp_path):

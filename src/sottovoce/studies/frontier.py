@@ -12,15 +12,15 @@ from sottovoce.errors import SottovoceError
 from sottovoce.graphs import Graph, ring
 from sottovoce.mechanisms import DSGD, PDSGD, Mechanism, NoisyDSGD, ZeroSumDSGD, parse_algorithm
 from sottovoce.privacy.adversaries import CuriousAgents, Eavesdropper
+from sottovoce.privacy.advice import protection
 from sottovoce.privacy.attacks import attack_named
 from sottovoce.privacy.auditor import AuditSettings, Row, audit
 from sottovoce.privacy.auditor.recording import suited
-from sottovoce.privacy.linear_view import LinearView
 from sottovoce.privacy.readers import Inputs, Search, reader_named
 from sottovoce.problems import ModuleProblem
 from sottovoce.simulation.options import Options
 from sottovoce.simulation.runner import simulate
-from sottovoce.stepsizes import LAWS, Deterministic, Power, Stepsize
+from sottovoce.stepsizes import LAWS, Power, Stepsize
 from sottovoce.storage.execution import Execution
 from sottovoce.storage.identity import code_of
 from sottovoce.studies.images import Images
@@ -96,15 +96,7 @@ class FrontierSettings:
 
 def noise_gain(weights: str) -> float:
     """The effective noise of `ZeroSumDSGD(1)` on a ring of five against an eavesdropper."""
-    view = LinearView.against(
-        ring(5, weights),
-        ZeroSumDSGD(1.0),
-        Stepsize(Power(1.0, 0.0), Deterministic()),
-        _CALIBRATION,
-        Eavesdropper(),
-        start="unknown",
-    )
-    return view.posterior_sd(1, _CALIBRATION // 2 + 1)
+    return protection(ZeroSumDSGD(1.0), ring(5, weights)).left
 
 
 def points(levels: Sequence[float]) -> list[Setting]:
