@@ -7,7 +7,8 @@ import pytest
 
 from sottovoce.errors import ProblemError
 from sottovoce.privacy.readers import Search
-from sottovoce.problems.data.models import paper_cnn, parameter_count
+from sottovoce.problems.data.models import paper_cnn
+from sottovoce.problems.gradients.layout import ParameterLayout
 from sottovoce.studies import Study, leakage, states
 from sottovoce.studies.leakage import _findings, image_problem
 from sottovoce.studies.noise_attack import PAPER_DLG_ERRORS, noise_attack
@@ -71,7 +72,7 @@ def test_glorot_weights_stay_in_their_bounds_and_differ_by_run():
     assert first.abs().max() <= bound
     assert first.abs().max() > 0.9 * bound
     assert not (start[0] == start[1]).all()
-    assert parameter_count(paper_cnn()) == 1_676_266
+    assert ParameterLayout(paper_cnn()).dimension == 1_676_266
 
 
 @pytest.mark.parametrize(

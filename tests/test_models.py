@@ -12,10 +12,10 @@ from sottovoce.problems.data.models import (
     ACTIVATIONS,
     initialise,
     paper_cnn,
-    parameter_count,
     small_cnn,
 )
 from sottovoce.problems.data.sets import load
+from sottovoce.problems.gradients.layout import ParameterLayout
 
 Builder = Callable[..., nn.Sequential]
 BUILDERS = pytest.mark.parametrize("build", [paper_cnn, small_cnn])
@@ -31,13 +31,13 @@ def vector(model: nn.Module) -> Tensor:
 
 def test_the_papers_cnn_has_exactly_its_parameters() -> None:
     model = paper_cnn()
-    assert parameter_count(model) == 1_676_266
+    assert ParameterLayout(model).dimension == 1_676_266
     sizes = [sum(p.numel() for p in layer.parameters()) for layer in weighted(model)]
     assert sizes == [320, 9_248, 18_496, 36_928, 1_606_144, 5_130]
 
 
 def test_the_small_cnn_has_about_20_000_parameters() -> None:
-    assert parameter_count(small_cnn()) == 19_430
+    assert ParameterLayout(small_cnn()).dimension == 19_430
 
 
 @BUILDERS

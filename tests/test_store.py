@@ -46,8 +46,8 @@ def test_what_is_saved_is_found_by_its_spec(tmp_path: Path) -> None:
 def test_without_a_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     store = Store(None)
-    with store.lock():
-        store.save(SPEC, TENSORS)
+    with lock(None):
+        store.save(SPEC, TENSORS, {})
     assert store.load(SPEC) is None
     assert not list(tmp_path.iterdir())
 
@@ -62,7 +62,7 @@ def test_a_fresh_store_finds_its_own_entries_alone(tmp_path: Path) -> None:
     entry(tmp_path)
     store = Execution(tmp_path, fresh=True).store()
     assert store.load(SPEC) is None
-    store.save(SPEC, {"x": torch.zeros(1)})
+    store.save(SPEC, {"x": torch.zeros(1)}, {})
     assert store.load(SPEC) is not None
     found = Store(tmp_path).load(SPEC)
     assert found is not None
@@ -77,7 +77,7 @@ def test_it_says_what_was_reused(tmp_path: Path, capsys: pytest.CaptureFixture[s
     store.load({"kind": "other"})
     store.report("thing", "things")
     store.report("thing", "things")
-    store.report("other")
+    store.report("other", "others")
     assert capsys.readouterr().err == f"reused 1 of 3 things from {tmp_path}\n"
 
 
@@ -86,7 +86,7 @@ def test_damaged_and_foreign_entries_are_refused_by_name(damage: str, tmp_path: 
     path = entry(tmp_path)
     content = path.read_bytes()
     if damage == "renamed":
-        Store(tmp_path).save({**SPEC, "answer": 43}, TENSORS)
+        Store(tmp_path).save({**SPEC, "answer": 43}, TENSORS, {})
         (other,) = set(tmp_path.glob("thing-*")) - {path}
         other.replace(path)
     elif damage == "plain":

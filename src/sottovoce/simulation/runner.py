@@ -26,7 +26,7 @@ from sottovoce.simulation.rounds import InPlaceUpdate, SharesInBlocks, mixer
 from sottovoce.simulation.transcript import Recording, Transcript, Truth
 from sottovoce.stepsizes import Stepsize
 from sottovoce.storage.progress import progress_bar
-from sottovoce.storage.store import Store
+from sottovoce.storage.store import Store, lock
 
 _ROUNDS_BETWEEN_CHECKS = 32
 
@@ -70,20 +70,13 @@ def simulate(
     spec: dict[str, Any] = {}
     if store.folder is not None:  # Fingerprints of data take time.
         spec = simulation_spec(
-            problem,
-            algorithm,
-            graph,
-            stepsize=stepsize,
-            steps=steps,
-            rounds=rounds,
-            options=options,
-            insecure_seed=insecure_seed,
+            problem, algorithm, graph, stepsize, steps, rounds, options, insecure_seed
         )
     at_once = runs_at_once(problem, store, spec, runs)
     parts = []
     title = f"{algorithm} on {graph.name}"
     bar = progress_bar(title, steps * len(runs), options.progress, "rounds")
-    with store.lock(), bar as advance:
+    with lock(store.folder), bar as advance:
         for first in range(0, len(runs), at_once):
             chunk = runs[first : first + at_once]
             simulation = _Simulation(

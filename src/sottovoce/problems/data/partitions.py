@@ -141,33 +141,6 @@ def parse_partition(text: str) -> Rule:
     )
 
 
-def split_validation(
-    partition: Partition, fraction: float, seed: int
-) -> tuple[Partition, Partition]:
-    """Divide each agent's samples into training and validation, as the paper does.
-
-    Every agent keeps about `fraction` of its samples, and at least one, for validation.
-    """
-    if not 0 < fraction < 1:
-        raise DataError(f"validation fraction is {fraction}; it must lie between 0 and 1")
-    generator = np.random.default_rng(seed)
-    training, validation = [], []
-    for agent, own in enumerate(partition.indices):
-        if len(own) < 2:
-            raise DataError(
-                f"agent {agent} holds {len(own)} sample; at least 2 are needed to keep one for "
-                "validation"
-            )
-        held = min(max(round(len(own) * fraction), 1), len(own) - 1)
-        order = torch.from_numpy(generator.permutation(len(own)))
-        training.append(own[order[held:]])
-        validation.append(own[order[:held]])
-    return (
-        Partition(training, f"{partition.rule}, training part"),
-        Partition(validation, f"{partition.rule}, validation part"),
-    )
-
-
 def _counts_for(labels: Tensor, agents: int, counts: list[int], seed: int) -> Partition:
     if len(counts) != agents:
         raise DataError(f"{len(counts)} counts for {agents} agents; give one count per agent")
