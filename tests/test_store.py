@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.nn.functional import cross_entropy
 import sottovoce.storage.store
 from sottovoce import PDSGD, ModuleProblem, complete, ring, simulate
 from sottovoce.errors import ResultError
+from sottovoce.mechanisms import ScalarShares
 from sottovoce.problems import Compute, Quadratic
 from sottovoce.simulation.options import Options
 from sottovoce.simulation.result import Result
@@ -377,3 +379,34 @@ def test_weights_count_unless_they_are_replaced(tmp_path: Path) -> None:
     assert not said
     run(store, start, ("model", lambda: linear(0.2)))
     assert len(said) == 1
+
+
+def rule(factor: float) -> Any:
+    """A user's own share rule, whose name and options say nothing of the factor."""
+    source = (
+        "@dataclass(frozen=True)\n"
+        "class f(ScalarShares):\n"
+        "    name = 'mine'\n"
+        "    default_stepsize = Stepsize()\n"
+        "    def expected_coefficients(self, routes): return routes.weight\n"
+        "    def coefficients(self, routes, streams, round):\n"
+        f"        return {factor} * routes.weight.expand(len(streams.runs), -1)\n"
+    )
+    return written(source, dataclass=dataclass, ScalarShares=ScalarShares, Stepsize=Stepsize)()
+
+
+def test_a_rule_whose_code_changed_is_computed_anew(tmp_path: Path) -> None:
+    said: list[str] = []
+    store = Store(tmp_path, say=said.append)
+    found = [run(store, ("algorithm", lambda f=factor: rule(f))) for factor in (1.0, 0.5)]
+    assert not said
+    assert not same(*found)
+    assert same(run(store, ("algorithm", lambda: rule(0.5))), found[1])
+    assert said == [f"reused all 3 rounds of runs 0 to 1 from {tmp_path}"]
+
+
+def test_without_a_seed_what_was_drawn_is_kept(tmp_path: Path) -> None:
+    unseeded = ("insecure_seed", lambda: None)
+    first = run(Store(tmp_path), unseeded)
+    assert same(run(Store(tmp_path), unseeded), first)
+    assert not same(run(Store(tmp_path, fresh=True), unseeded), first)
