@@ -219,6 +219,7 @@ def test_a_graph_is_drawn_on_request(run: CommandLine, tmp_path: Path) -> None:
         (["bound", "--prior", "cauchy"], ["PrivacyError", "'cauchy'", "laplace"]),
         (["bound", "--kappa", "-1"], ["PrivacyError", "-1"]),
         (["bound", "--kappa", "1e300", "--json"], ["kappa is 1e+300; accepted: 1e-150 to 1e150"]),
+        (["bound", "--algorithm", "zero-sum:0.1", "--clip", "1e300"], ["number is too large"]),
         (["bound", "--kappa", "nan"], ["PrivacyError", "kappa is nan"]),
         (["graph", ""], ["GraphError", "called ''"]),
         (["check", "--graph", ""], ["GraphError", "called ''"]),
