@@ -219,7 +219,6 @@ def test_a_graph_is_drawn_on_request(run: CommandLine, tmp_path: Path) -> None:
         (["bound", "--prior", "cauchy"], ["PrivacyError", "'cauchy'", "laplace"]),
         (["bound", "--kappa", "-1"], ["PrivacyError", "-1"]),
         (["bound", "--kappa", "1e300", "--json"], ["kappa is 1e+300; accepted: 1e-150 to 1e150"]),
-        (["bound", "--algorithm", "zero-sum:0.1", "--clip", "1e300"], ["number is too large"]),
         (["bound", "--kappa", "nan"], ["PrivacyError", "kappa is nan"]),
         (["graph", ""], ["GraphError", "called ''"]),
         (["check", "--graph", ""], ["GraphError", "called ''"]),
@@ -457,6 +456,24 @@ def test_interruption_is_no_traceback(run: CommandLine, monkeypatch: pytest.Monk
     monkeypatch.setattr(cli_app, "app", interrupt)
     done = run("graph", "ring:5")
     assert (done.code, done.out, done.err.strip()) == (130, "", "interrupted")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OverflowError("1e400"), "a number is too large: 1e400"),
+        (MemoryError("7 TiB"), "not enough memory: 7 TiB"),
+        (PermissionError("x.json"), "cannot read or write: x.json"),
+    ],
+)
+def test_limits_of_the_machine_are_one_line(
+    run: CommandLine, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+) -> None:
+    def fail(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli_app, "app", fail)
+    assert run("graph", "ring:5") == (2, "", said + "\n")
 
 
 @pytest.mark.integration
