@@ -297,7 +297,7 @@ def test_the_example_trains_in_its_own_loop(tmp_path: Path) -> None:
 
 
 def test_the_command_trains_and_reports_every_agent(capsys: pytest.CaptureFixture[str]) -> None:
-    from sottovoce.cli.train import train
+    from sottovoce.cli.agents import train
 
     train(agents=2, graph="path:2", epochs=1, batch_size=64, as_json=True)
     result = json.loads(capsys.readouterr().out)
