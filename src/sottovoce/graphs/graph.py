@@ -12,7 +12,6 @@ from scipy import sparse
 
 from sottovoce.errors import GraphError
 from sottovoce.graphs.mixing import canonical, contraction, diameter, mixing_faults
-from sottovoce.storage.identity import fingerprint
 
 if TYPE_CHECKING:
     import torch
@@ -141,6 +140,10 @@ class Graph:
     @property
     def spec(self) -> dict[str, Any]:
         """What decides a simulation's numbers: names and a fingerprint of W."""
+        import torch
+
+        from sottovoce.storage.identity import fingerprint
+
         entries = (self.mixing.indptr, self.mixing.indices)
         mixing = fingerprint(
             *(torch.tensor(one) for one in (*map(np.int64, entries), self.mixing.data))
