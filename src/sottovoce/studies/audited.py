@@ -11,6 +11,7 @@ from sottovoce.privacy.adversaries import parse_adversary
 from sottovoce.privacy.attacks import ATTACKS, attack_named
 from sottovoce.privacy.auditor import Audit, AuditSettings, Recorded, Row, audit, record
 from sottovoce.privacy.auditor.settings import THRESHOLD
+from sottovoce.privacy.auditor.verdict import MEASURES
 from sottovoce.privacy.readers import READERS, Search, reader_named
 from sottovoce.stepsizes import parse_stepsize
 from sottovoce.storage.execution import Execution
@@ -96,12 +97,11 @@ def audit_study(
 def as_study(audit: Audit, command: str) -> Study:
     """The rows of an audit as a table with controls, why attacks were refused, and the images."""
     refused = [row for row in audit.rows if row.refused]
-    measures = ("cosine", "relative error", "error", "PSNR", "SSIM", "labels", "recovered")
     tables = [
         Table(
             f"Medians of {audit.facts['targets']} targets; recovered: summed squared error below "
             f"{audit.facts['threshold']:g}, 95 % interval",
-            ("adversary", "algorithm", "stepsize", "round", "attack + reader", *measures),
+            ("adversary", "algorithm", "stepsize", "round", "attack + reader", *MEASURES),
             [
                 *(_cells(row) for row in audit.rows if row.attacked),
                 *(
@@ -144,18 +144,8 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.stepsize.removesuffix(":coordinate"),
         str(row.round),
         f"{row.attack} + {row.inversion}",
-        _number(row.cosine, ".4f"),
-        _number(row.relative_error, ".2g") + ("" if row.scale_known else " (scaled)"),
-        _number(row.median_error, ".3g"),
-        _number(row.psnr, ".1f"),
-        _number(row.ssim, ".2f"),
-        f"{row.labels_correct}/{row.attacked}",
-        row.share,
+        *row.cells,
     )
-
-
-def _number(value: float | None, form: str) -> str:
-    return "not finite" if value is None else format(value, form)
 
 
 def _pictures(audit: Audit) -> dict[str, list[str]]:

@@ -10,6 +10,7 @@ from sottovoce.mechanisms import DSGD, PDSGD, Mechanism
 from sottovoce.privacy.attacks import Attack, Chain, Conventional, Elimination, LeastSquares
 from sottovoce.privacy.auditor import Audit, AuditSettings, Recorded, Row, audit, record
 from sottovoce.privacy.auditor.recording import suited
+from sottovoce.privacy.auditor.verdict import MEASURES
 from sottovoce.privacy.readers import Search, reader_named
 from sottovoce.privacy.readers.matching import jumps
 from sottovoce.stepsizes import Experiment, Law, Power, Stepsize, Uniform
@@ -125,7 +126,17 @@ def leakage_study(
             "images": {name: pictures(one) for name, one in shown.items()},
         },
         command_line("reproduce leakage", settings),
-        [_table(list(rows.values()), blind, settings.targets)],
+        [
+            Table(
+                f"Medians of {settings.targets} images; error: summed squared error; recovered: "
+                f"below {asked.threshold:g}, 95 % interval",
+                ("algorithm: attack + reader", *MEASURES),
+                [
+                    *((name, *row.cells) for name, row in rows.items()),
+                    ("blind guess", "", "", f"{blind:.3g}", "", "", "", ""),
+                ],
+            )
+        ],
     )
 
 
@@ -203,29 +214,6 @@ def _succeeds(row: Row, blind: float) -> bool:
 
 def _shown(row: Row) -> str:
     return "nothing finite" if row.median_error is None else f"{row.median_error:.3g}"
-
-
-def _table(rows: list[Row], blind: float, targets: int) -> Table:
-    shown = [
-        (
-            row.name,
-            "" if row.cosine is None else f"{row.cosine:.4f}",
-            "" if row.relative_error is None else f"{row.relative_error:.2g}",
-            "not finite" if row.median_error is None else f"{row.median_error:.3g}",
-            "" if row.psnr is None else f"{row.psnr:.1f}",
-            "" if row.ssim is None else f"{row.ssim:.3f}",
-            f"{row.labels_correct} of {row.attacked}",
-            row.share,
-        )
-        for row in rows
-    ]
-    shown.append(("blind guess", "", "", f"{blind:.3g}", "", "", "", ""))
-    measures = ("cosine", "relative error", "summed squared error", "PSNR", "SSIM", "labels")
-    return Table(
-        f"Medians of {targets} images; recovered: error below {rows[0].threshold:g}, 95 % interval",
-        ("algorithm: attack + reader", *measures, "recovered"),
-        shown,
-    )
 
 
 def _images(data: Data) -> "alt.LayerChart":
