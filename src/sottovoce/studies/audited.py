@@ -12,10 +12,10 @@ from sottovoce.privacy.attacks import ATTACKS, attack_named
 from sottovoce.privacy.auditor import Audit, AuditSettings, Recorded, Row, audit, record
 from sottovoce.privacy.auditor.settings import THRESHOLD
 from sottovoce.privacy.auditor.verdict import MEASURES
-from sottovoce.privacy.readers import READERS, Search, reader_named
+from sottovoce.privacy.readers import READERS, reader_named
 from sottovoce.stepsizes import parse_stepsize
 from sottovoce.storage.execution import Execution
-from sottovoce.studies.images import Images, pictures
+from sottovoce.studies.images import Attacking, Images, pictures
 from sottovoce.studies.settings import OnGraph, command_line, option
 from sottovoce.studies.study import Data, Kind, Study, Table, register
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageAuditSettings(Images, OnGraph):
+class ImageAuditSettings(Images, Attacking, OnGraph):
     """An audit of one of the package's networks; `audit` itself takes any model and data."""
 
     algorithm: tuple[str, ...] = option(
@@ -44,23 +44,19 @@ class ImageAuditSettings(Images, OnGraph):
         0.0, "Standard deviation of private numbers added to the starting point."
     )
     batch: int = option(1, "Images in a gradient.", option="--batch-size", min=1)
-    targets: int = option(8, "How many (run, agent) pairs to attack.", min=1)
     rounds: str = option("50", "Rounds to attack: 50 or 1,10,50.")
-    iterations: int = option(200, "L-BFGS steps of a search.", min=1)
-    warmup: int | None = option(
-        None, "Adam steps before them; by default as the model asks.", min=0
-    )
-    restarts: int = option(2, "Starting points of a search.", min=1)
     threshold: float = option(
         THRESHOLD, "Summed squared error below which an image counts as recovered."
     )
     load: str | None = option(None, "Attack a recording that --save wrote, not a fresh run.")
     save: str | None = option(None, "Keep the recording here; it holds every secret.")
 
+    def __post_init__(self) -> None:
+        self.questions()
+
     def questions(self) -> AuditSettings:
         """The settings of `audit`, with objects in place of their names."""
-        search = Search(self.iterations, self.warmup, self.restarts)
-        confined = self.model == "paper"
+        search, confined = self.search(), self.model == "paper"
         return AuditSettings(
             stepsize=parse_stepsize(self.stepsize),
             adversaries=[parse_adversary(text, self.knows) for text in self.adversary],

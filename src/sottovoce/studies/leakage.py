@@ -15,7 +15,7 @@ from sottovoce.privacy.readers import Search, reader_named
 from sottovoce.privacy.readers.matching import jumps
 from sottovoce.stepsizes import Experiment, Law, Power, Stepsize, Uniform
 from sottovoce.storage.execution import Execution
-from sottovoce.studies.images import Images, pictures
+from sottovoce.studies.images import Attacking, Images, pictures
 from sottovoce.studies.settings import OnGraph, command_line, option
 from sottovoce.studies.study import Data, Kind, Study, Table, Verdict, all_hold, judge, register
 
@@ -44,16 +44,12 @@ _RARE = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeakageSettings(Images, OnGraph):
+class LeakageSettings(Images, Attacking, OnGraph):
     """Which round of which training is attacked, and how hard."""
 
     round: int = option(50, "Which round to attack.", min=1)
     targets: int = option(16, "How many (run, agent) pairs to attack.", min=1)
     iterations: int = option(300, "L-BFGS steps of a search.", min=1)
-    warmup: int | None = option(
-        None, "Adam steps before them; by default as the model asks.", min=0
-    )
-    restarts: int = option(2, "Starting points of a search.", min=1)
     scale: float | None = option(
         None, "c in the mean stepsize c/k: 0.05, or 0.005 for the paper's CNN."
     )
@@ -157,7 +153,7 @@ def _search(settings: LeakageSettings) -> Search:
     total = (settings.warmup or 0) + settings.iterations
     spread = [int(4 * (total / 4) ** (step / 24)) for step in range(25)] if total > 4 else []
     trace = tuple(sorted({0, 1, 2, 3, *spread, total}))
-    return Search(settings.iterations, settings.warmup, settings.restarts, trace=trace)
+    return settings.search(trace)
 
 
 def verdict(rows: Mapping[str, Row]) -> Verdict:
