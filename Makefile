@@ -1,4 +1,5 @@
 # Every target does its own set-up; the first takes minutes, later ones start at once.
+# Tools run as `python -m`: a script's first line cannot hold a path with a space on every system.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,16 +9,20 @@ SOURCES := src tests benchmarks examples scripts
 # A file stays with one worker, so that what its tests share is made once.
 WORKERS ?= 2
 PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+# Some of the tests: make test PYTEST_ARGS="tests/test_graphs.py -k ring"
+PYTEST_ARGS ?=
 
-.PHONY: help demo test slow lint format clean soak test-network bench bench-gpu bench-exchange bench-network
+.PHONY: help demo test slow lint format clean soak wheel-test test-network bench bench-gpu bench-exchange bench-network
 
 help:
 	@echo "make demo    train, overhear and show it on a page: sottovoce-demo/index.html"
-	@echo "make test    run the tests"
+	@echo "make test    run the tests; some of them: PYTEST_ARGS='tests/test_graphs.py -k ring'"
 	@echo "make slow    run the paper-scale tests"
+	@echo "make wheel-test      build an sdist and a wheel, and try the wheel in a clean environment"
 	@echo "make soak    long trials of real agents: random kills, fuzzed messages, many rounds"
 	@echo "make test-network    train across network namespaces (needs root and iproute2)"
-	@echo "make bench   the simulator beside other programs on this CPU, and how it scales"
+	@echo "make bench   the simulator beside other programs on this CPU, and how it scales;"
+	@echo "             beside an earlier revision: BENCH_OPTIONS='--against COMMIT'"
 	@echo "make bench-gpu       the GPU's kernels beside a bare copy, vmap and a loop (needs CUDA)"
 	@echo "make bench-exchange  a round of real agents beside a bare exchange of the same bytes"
 	@echo "make bench-network   the same on links of LINK=1gbit (needs root and iproute2)"
@@ -26,13 +31,16 @@ help:
 	@echo "make clean   remove the environment, caches and results"
 
 demo: $(STAMP)
-	$(BIN)/sottovoce demo
+	$(BIN)/python -c 'from sottovoce.cli import main; main()' demo
 
 test: $(STAMP)
-	$(PYTEST)
+	$(PYTEST) $(PYTEST_ARGS)
 
 slow: $(STAMP)
-	$(PYTEST) -m slow
+	$(PYTEST) -m slow $(PYTEST_ARGS)
+
+wheel-test: $(STAMP)
+	$(BIN)/python scripts/try_wheel.py
 
 soak: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/soak/soak.py
@@ -42,7 +50,7 @@ test-network: $(STAMP)
 
 bench: $(STAMP)
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.cpu $(BENCH_OPTIONS)
-	$(BIN)/python -m benchmarks.scaling
+	$(if $(findstring --against,$(BENCH_OPTIONS)),,$(BIN)/python -m benchmarks.scaling)
 
 bench-gpu: $(STAMP)
 	$(BIN)/python -m benchmarks.gpu $(BENCH_OPTIONS)
@@ -55,24 +63,24 @@ bench-network: $(STAMP)
 	scripts/bench_network.sh $(BIN)/python $(LINK) $(BENCH_OPTIONS)
 
 lint: $(STAMP)
-	$(BIN)/ruff format --check $(SOURCES)
-	$(BIN)/ruff check $(SOURCES)
-	$(BIN)/mypy
+	$(BIN)/python -m ruff format --check $(SOURCES)
+	$(BIN)/python -m ruff check $(SOURCES)
+	$(BIN)/python -m mypy
 
 format: $(STAMP)
-	$(BIN)/ruff format $(SOURCES)
-	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/python -m ruff format $(SOURCES)
+	$(BIN)/python -m ruff check --fix $(SOURCES)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist sottovoce-results sottovoce-demo
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt
-	@command -v $(PYTHON) >/dev/null 2>&1 || { \
+	@command -v "$(PYTHON)" >/dev/null 2>&1 || { \
 	  echo "error: $(PYTHON) was not found; install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3" >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "error: $(PYTHON) is $$($(PYTHON) -V 2>&1); sottovoce needs Python 3.11 or newer: make PYTHON=/path/to/python3" >&2; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: $(PYTHON) is $$("$(PYTHON)" -V 2>&1); sottovoce needs Python 3.11 or newer: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo "error: $(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@

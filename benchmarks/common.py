@@ -15,6 +15,7 @@ from typing import Any
 from sottovoce.storage.files import write_json
 
 ROOT = Path(__file__).resolve().parent.parent
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def machine() -> dict[str, Any]:
@@ -106,16 +107,16 @@ def by_turns(works: Mapping[str, Callable[[], float]], repetitions: int) -> dict
 
 
 class Worker:
-    """A process that answers a line of JSON with a line of JSON."""
+    """A process in the folder `cwd` that answers a line of JSON with a line of JSON."""
 
-    def __init__(self, command: Sequence[str], **environment: str) -> None:
+    def __init__(self, command: Sequence[str], cwd: Path = ROOT, **environment: str) -> None:
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env=os.environ | environment,
-            cwd=ROOT,
+            cwd=cwd,
         )
 
     def ask(self, **question: Any) -> dict[str, Any]:
@@ -140,10 +141,12 @@ class Worker:
         self._process.stdout.close()
 
 
-def answer(respond: Callable[..., dict[str, Any]]) -> None:
-    """Be a `Worker`'s process: answer every line of the input until it ends."""
-    for line in sys.stdin:
-        print(json.dumps(respond(**json.loads(line))), flush=True)
+def simulator(tree: Path = ROOT) -> Worker:
+    """A process of one thread that times the simulator of a checkout (`benchmarks/worker.py`)."""
+    # -P: the script's own folder is not on the path, so that all but itself is the checkout's.
+    command = [sys.executable, "-P", str(ROOT / "benchmarks" / "worker.py")]
+    path = os.pathsep.join([str(tree / "src"), str(tree)])
+    return Worker(command, tree, PYTHONPATH=path, **ONE_THREAD)
 
 
 def show(title: str, headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

@@ -1,16 +1,17 @@
 """How fast the simulator is on a CPU, beside other programs that compute the same: `make bench`.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.cpu [--only logistic,softmax] [--peer] [--against HEAD~1]
+    OMP_NUM_THREADS=1 python -m benchmarks.cpu [--only logistic,softmax] [--peer]
+    OMP_NUM_THREADS=1 python -m benchmarks.cpu --against HEAD~1
 
 Every figure is a ratio to something that ran by turns with it, in CPU seconds on one thread.
 Prints a table and writes JSON with machine, versions and commit.
 """
 
 import argparse
+import os
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +22,19 @@ from typing import Any
 import numpy as np
 import torch
 from benchmarks.baselines import NumpyDSGD, TorchLoop, seconds_of_copying
-from benchmarks.common import ROOT, Ratio, Worker, by_turns, git, machine, ratio, save, show
+from benchmarks.common import (
+    ONE_THREAD,
+    ROOT,
+    Ratio,
+    Worker,
+    by_turns,
+    git,
+    machine,
+    ratio,
+    save,
+    show,
+    simulator,
+)
 from benchmarks.workloads import (
     BATCH,
     CLASSES,
@@ -38,8 +51,19 @@ from torch import nn
 from sottovoce import DSGD, PDSGD, ring
 from sottovoce.randomness import private_streams
 
-PEER = "decent-bench==0.3.0"
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+PEER, PEER_PYTHON = "decent-bench==0.3.0", "3.13"
+PARTS = ("logistic", "softmax", "privacy", "cipher")
+AGAINST = (
+    ("logistic", "pdsgd", 100, 20),
+    ("logistic float32", "pdsgd", 100, 20),
+    ("softmax", "pdsgd", 100, 10),
+    *(("logistic", rule, 20, 50) for rule in ("pdsgd", "dsgd", "pdsgd:coordinate")),
+    ("logistic", "zero-sum:0.1", 20, 20),
+    ("logistic", "pdsgd, message by message", 20, 20),
+)
+"""What revisions are compared by: problem, algorithm, agents, rounds."""
+SLOWER = 0.95
+"""A revision is called faster than these sources where the whole interval lies below."""
 RUNS_TOGETHER = {1: "", 32: ", 32 runs at once"}
 """Studies average over runs, and the simulator takes them together; times are for one of them."""
 
@@ -154,10 +178,10 @@ def privacy_rows(repetitions: int) -> list[Row]:
         graph = ring(problem.agents)
         times = by_turns(
             {
-                algorithm.name.upper(): (
-                    lambda a=algorithm, p=problem, n=steps: seconds_a_round(p, a, ring(p.agents), n)
+                name: lambda a=algorithm, p=problem, n=steps: seconds_a_round(
+                    p, a, ring(p.agents), n
                 )
-                for algorithm in (PDSGD(), DSGD())
+                for name, algorithm in (("PDSGD", PDSGD()), ("DSGD", DSGD()))
             },
             repetitions,
         )
@@ -190,44 +214,78 @@ def cipher_rows(repetitions: int) -> list[Row]:
     return compared(f"stepsizes of {agents} agents, float64", times, "draw and multiply", size, {})
 
 
-def against_rows(revision: str, repetitions: int) -> list[Row]:
-    """The same rounds by these sources and by another revision's, in two processes by turns."""
-    works = {"logistic": (100, 20), "logistic float32": (100, 20), "softmax": (100, 10)}
+def against_rows(revision: str, repetitions: int, notes: list[str]) -> list[Row]:
+    """The same rounds by these sources and by another revision's, in two processes by turns.
+
+    Each process times its own revision's `benchmarks/workloads.py`, so that names may have moved.
+    """
     rows = []
-    with other_sources(revision) as sources:
-        command = [sys.executable, "-m", "benchmarks.workloads"]
-        here = Worker(command, PYTHONPATH=f"{ROOT / 'src'}:{ROOT}", **ONE_THREAD)
-        there = Worker(command, PYTHONPATH=f"{sources}:{ROOT}", **ONE_THREAD)
-        with here, there:
-            for work, (agents, steps) in works.items():
-                times = by_turns(
-                    {
-                        name: lambda w=worker, k=work, a=agents, n=steps: float(  # type: ignore[misc]
-                            w.ask(work=k, agents=a, steps=n)["seconds"]
-                        )
-                        for name, worker in (("these sources", here), (revision, there))
-                    },
-                    repetitions,
-                )
-                rows += compared(f"{work}, {agents} agents", times, "these sources", agents, {})
+    with other_tree(revision) as tree, simulator() as here, simulator(tree) as there:
+        workers = {"these sources": here, revision: there}
+        for work, named, agents, steps in AGAINST:
+            rule, _, exact = named.partition(", ")
+            question = {"work": work, "algorithm": rule, "agents": agents, "exact": bool(exact)}
+            subject = f"{work}, {named}, {agents} agents"
+            refused = {
+                name: answer["refused"]
+                for name, worker in workers.items()
+                if "refused" in (answer := worker.ask(**question, steps=1))
+            }
+            if refused:
+                notes += [f"{subject}: {name} says {why}" for name, why in refused.items()]
+                continue
+            times = by_turns(
+                {
+                    name: lambda w=worker, q=question, n=steps: w.ask(**q, steps=n)["seconds"]
+                    for name, worker in workers.items()
+                },
+                repetitions,
+            )
+            rows += compared(subject, times, "these sources", agents, {})
+    slower = [row["subject"] for row in rows if row["ratio"].high < SLOWER]
+    notes.append(
+        f"slower than {revision} (the interval lies below {SLOWER}): {'; '.join(slower)}"
+        if slower
+        else f"no row's interval lies below {SLOWER} of {revision}'s speed"
+    )
     return rows
 
 
 @contextmanager
-def other_sources(revision: str) -> Iterator[Path]:
-    """The sources of a revision, in a worktree of their own that is removed afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="sottovoce-against-"))
-    try:
+def other_tree(revision: str) -> Iterator[Path]:
+    """A revision's files, in a worktree of their own that is removed afterwards."""
+    with tempfile.TemporaryDirectory(prefix="sottovoce-against-") as folder:
+        tree = Path(folder).resolve() / "tree"
         subprocess.run(
-            ["git", "worktree", "add", "--detach", "--force", str(folder / "tree"), revision],
+            ["git", "worktree", "add", "--detach", "--force", str(tree), revision],
             cwd=ROOT,
             check=True,
             capture_output=True,
         )
-        yield folder / "tree" / "src"
-    finally:
-        git("worktree", "remove", "--force", str(folder / "tree"))
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            yield tree
+        finally:
+            git("worktree", "remove", "--force", str(tree))
+
+
+def real_interpreter(python: str) -> Path | str:
+    """The interpreter behind a name, which may be that of a version manager's shim; or why none."""
+    found = shutil.which(python)
+    if found is None:
+        return f"{python} was not found; name a Python {PEER_PYTHON} with --peer-python"
+    said = ""
+    # A shim of pyenv runs nothing until it is told which version is meant.
+    for environment in ({}, {"PYENV_VERSION": PEER_PYTHON}):
+        done = subprocess.run(
+            [found, "-c", "import sys; print(sys.executable)"],
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+        )
+        if not done.returncode:
+            return Path(done.stdout.strip())
+        said = said or done.stderr.strip().partition("\n")[0]
+    return f"{found} does not run ({said}); name a Python {PEER_PYTHON} with --peer-python"
 
 
 def peer_command(python: str, environment: str | None) -> list[str] | str:
@@ -235,32 +293,40 @@ def peer_command(python: str, environment: str | None) -> list[str] | str:
     folder = Path(environment or ROOT / "sottovoce-results" / "peer")
     found = folder / "bin" / "python"
     if not found.exists():
-        interpreter = shutil.which(python)
-        if interpreter is None:
-            return f"{python} was not found; name a Python 3.13 with --peer-python"
+        interpreter = real_interpreter(python)
+        if isinstance(interpreter, str):
+            return interpreter
         for command in (
-            [interpreter, "-m", "venv", str(folder)],
+            [str(interpreter), "-m", "venv", str(folder)],
             [str(found), "-m", "pip", "install", "--quiet", PEER],
         ):
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
+                shutil.rmtree(folder, ignore_errors=True)
                 return f"{' '.join(command)} failed: {done.stderr.strip().splitlines()[-1:]}"
     return [str(found), str(ROOT / "benchmarks" / "peer.py")]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parts = ("logistic", "softmax", "privacy", "cipher")
-    parser.add_argument("--only", default=",".join(parts), help=f"some of {', '.join(parts)}")
+    parser.add_argument(
+        "--only", help=f"some of {','.join(PARTS)}; unless given all, or with --against none"
+    )
     parser.add_argument("--repetitions", type=int, default=9)
     parser.add_argument("--peer", action="store_true", help=f"compare with {PEER}, too")
     parser.add_argument("--peer-environment", help="a virtual environment that has it")
-    parser.add_argument("--peer-python", default="python3.13", help="what makes that environment")
+    parser.add_argument(
+        "--peer-python", default=f"python{PEER_PYTHON}", help="what makes that environment"
+    )
     parser.add_argument("--against", metavar="REVISION", help="compare with another revision")
     parser.add_argument("--output", default="sottovoce-results/bench-cpu.json")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    chosen, repetitions = options.only.split(","), options.repetitions
+    alone = options.against and not options.peer
+    chosen = options.only.split(",") if options.only else () if alone else PARTS
+    if unknown := set(chosen) - set(PARTS):
+        parser.error(f"--only does not know {', '.join(unknown)}; accepted: {', '.join(PARTS)}")
+    repetitions = options.repetitions
     rows: list[Row] = []
     notes: list[str] = []
     if "logistic" in chosen:
@@ -272,7 +338,7 @@ def main() -> None:
             for agents in (5, 20, 100):
                 rows += logistic_rows(agents, repetitions, None)
         else:
-            with Worker(command, **ONE_THREAD) as peer:
+            with Worker(command, ROOT, **ONE_THREAD) as peer:
                 for agents in (5, 20, 100):
                     rows += logistic_rows(agents, repetitions, peer)
     if "softmax" in chosen:
@@ -288,7 +354,7 @@ def main() -> None:
         )
         rows += found
     if options.against and git("rev-parse", "--verify", f"{options.against}^{{commit}}"):
-        rows += against_rows(options.against, repetitions)
+        rows += against_rows(options.against, repetitions, notes)
     elif options.against:
         notes.append(f"no comparison with {options.against}: no such revision, or no repository")
     facts = machine()

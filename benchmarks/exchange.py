@@ -24,7 +24,6 @@ import sottovoce.distributed as sd
 from sottovoce import (
     DSGD,
     PDSGD,
-    Algorithm,
     Deterministic,
     Graph,
     NoisyDSGD,
@@ -35,9 +34,10 @@ from sottovoce import (
     ring,
 )
 from sottovoce.distributed import frames
+from sottovoce.mechanisms import Mechanism
 
 SCHEDULE = Power(1e-3, 0.0)
-ROUNDS: dict[str, tuple[Algorithm, Stepsize]] = {
+ROUNDS: dict[str, tuple[Mechanism, Stepsize]] = {
     "dsgd": (DSGD(), Stepsize(SCHEDULE, Deterministic())),
     "pdsgd, one stepsize an agent": (PDSGD(), Stepsize(SCHEDULE, Uniform(), "agent")),
     "pdsgd, one stepsize a coordinate": (PDSGD(), Stepsize(SCHEDULE, Uniform())),
@@ -85,7 +85,7 @@ def slowest(seconds: list[float]) -> list[float]:
 
 
 def measure(
-    graph: Graph, algorithm: Algorithm, stepsize: Stepsize, dimension: int, rounds: int
+    graph: Graph, algorithm: Mechanism, stepsize: Stepsize, dimension: int, rounds: int
 ) -> dict[str, float]:
     point = nn.Parameter(torch.randn(dimension))
     optimizer = sd.DecentralizedSGD([point], graph, algorithm, stepsize)

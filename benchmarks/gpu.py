@@ -9,25 +9,27 @@ import argparse
 import statistics
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
 from benchmarks.common import by_turns, machine, ratio, save, show
+from benchmarks.workloads import Clocked
 from torch.nn.functional import cross_entropy
 
 from sottovoce import DSGD, PDSGD, ring, simulate
 from sottovoce.kernels import philox
 from sottovoce.kernels.mixing import mix_
-from sottovoce.mechanisms import Algorithm
+from sottovoce.mechanisms import Mechanism
 from sottovoce.problems.data.models import paper_cnn
 from sottovoce.problems.gradients.methods import ReplicaGradients
 from sottovoce.simulation.options import Options
-from sottovoce.simulation.runner import _Simulation
 from sottovoce.stepsizes import Deterministic, Experiment
 from sottovoce.studies.training import Training
 
 CUDA = torch.device("cuda")
 DIMENSION = 1_676_266
+WARM = 2
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -38,6 +40,13 @@ def seconds(work: Callable[[], object]) -> float:
     end.record()
     torch.cuda.synchronize()
     return start.elapsed_time(end) / 1e3
+
+
+def moment() -> torch.cuda.Event:
+    """The device's own time when it gets here."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 def mixing(runs: int, repetitions: int) -> dict[str, Any]:
@@ -156,13 +165,19 @@ def steps(training: Training, runs: int, rounds: int) -> dict[str, Any]:
     cases = (("PDSGD", PDSGD(), Experiment()), ("DSGD", DSGD(), Deterministic()))
     for name, algorithm, law in cases:
         stepsize = training.stepsize(law, epoch)
-        simulation = _Simulation(problem, algorithm, graph, stepsize, range(runs), 0.0, 1)
-        for round in (1, 2):
-            simulation._advance_fused(round)
-        took = [
-            seconds(partial(simulation._advance_fused, round)) for round in range(3, rounds + 3)
-        ]
-        evaluated = seconds(partial(problem.measure, simulation.state))
+        clocked = Clocked(problem, moment)
+        last = rounds + WARM
+        result = simulate(
+            *(clocked, algorithm, graph),
+            steps=last,
+            runs=runs,
+            stepsize=stepsize,
+            insecure_seed=1,
+            options=Options(measure=[last]),
+        )
+        torch.cuda.synchronize()
+        took = [begun.elapsed_time(ended) / 1e3 for begun, ended in pairwise(clocked.ticks[WARM:])]
+        evaluated = seconds(partial(problem.measure, result.final.to(CUDA)))
         rates = [5 * runs / t for t in took]
         low, median, high = statistics.quantiles(rates, n=4)
         found[name] = {
@@ -172,7 +187,7 @@ def steps(training: Training, runs: int, rounds: int) -> dict[str, Any]:
             "quartiles": [low, high],
             "evaluation_s": evaluated,
         }
-        del simulation
+        del clocked, result
         torch.cuda.empty_cache()
     show(
         f"Rounds of the paper's CNN, batch 64, {training.precision}",
@@ -195,7 +210,7 @@ def accuracy(base: dict[str, Any], runs: int, epochs: int) -> dict[str, Any]:
     """The same runs, with the same private numbers, in float32 and in bfloat16."""
     found: dict[str, Any] = {}
     final: dict[tuple[str, str], torch.Tensor] = {}
-    cases: tuple[tuple[str, Algorithm, Any], ...] = (
+    cases: tuple[tuple[str, Mechanism, Any], ...] = (
         ("PDSGD", PDSGD(), Experiment()),
         ("DSGD", DSGD(), Deterministic()),
     )

@@ -11,7 +11,6 @@ Prints tables, writes JSON and a chart.
 import argparse
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from benchmarks.common import Worker, by_turns, machine, ratio, save, show
+from benchmarks.common import by_turns, machine, ratio, save, show, simulator
 from benchmarks.workloads import logistic, seconds_a_round
 from torch import Tensor
 
@@ -168,11 +167,8 @@ def threads(repetitions: int) -> dict[str, Any]:
 def processes(repetitions: int) -> dict[str, Any]:
     """Wall time of a round a process, where several processes of one thread simulate at once."""
     counts = sorted({1, os.cpu_count() or 1})
-    command = [sys.executable, "-m", "benchmarks.workloads"]
     with ExitStack() as stack, ThreadPoolExecutor(counts[-1]) as pool:
-        workers = [
-            stack.enter_context(Worker(command, OMP_NUM_THREADS="1")) for _ in range(counts[-1])
-        ]
+        workers = [stack.enter_context(simulator()) for _ in range(counts[-1])]
         rounds = 100
         question = {"work": "logistic", "agents": 100, "steps": rounds}
 

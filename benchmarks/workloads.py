@@ -1,8 +1,4 @@
-"""What is timed: rounds of the simulator through its public function, with problems of fixed size.
-
-Run as a script it answers lines {"work": "logistic", "agents": 20, "steps": 50} with the CPU
-seconds of a round: so one revision of the sources is compared with another by turns.
-"""
+"""What is timed: rounds of the simulator by its public function, with problems of fixed size."""
 
 import time
 from collections.abc import Callable
@@ -10,12 +6,11 @@ from functools import cache
 from typing import Any
 
 import torch
-from benchmarks.common import answer
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from sottovoce import DSGD, PDSGD, Graph, Logistic, ModuleProblem, ring, simulate
-from sottovoce.mechanisms import Algorithm
+from sottovoce import Graph, Logistic, ModuleProblem, simulate
+from sottovoce.mechanisms import Mechanism
 from sottovoce.problems.base import Problem
 from sottovoce.randomness import Streams
 from sottovoce.simulation.options import Options
@@ -25,21 +20,24 @@ _WARM = 3
 
 
 class Clocked(Problem):
-    """A problem that notes the CPU time at the start of every round and measures nothing."""
+    """A problem that notes the time at the start of every round and measures nothing.
+
+    clock: what the time is; the process's CPU time unless given.
+    """
 
     name = "clocked"
 
-    def __init__(self, problem: Problem) -> None:
-        self._problem, self.ticks = problem, list[float]()
+    def __init__(self, problem: Problem, clock: Callable[[], Any] = time.process_time) -> None:
+        self._problem, self._clock, self.ticks = problem, clock, list[Any]()
         self.agents, self.dimension = problem.agents, problem.dimension
         self.dtype, self.device = problem.dtype, problem.device
 
     def gradient(self, state: Tensor, streams: Streams, round: int, out: Tensor) -> Tensor:
-        self.ticks.append(time.process_time())
+        self.ticks.append(self._clock())
         return self._problem.gradient(state, streams, round, out)
 
     def measure(self, state: Tensor) -> dict[str, Tensor]:
-        self.ticks.append(time.process_time())
+        self.ticks.append(self._clock())
         return {}
 
     def start(self, runs: range, streams: Streams) -> Tensor:
@@ -50,13 +48,13 @@ class Clocked(Problem):
 
 
 def seconds_a_round(
-    problem: Problem, algorithm: Algorithm, graph: Graph, steps: int, runs: int = 1
+    problem: Problem, algorithm: Mechanism, graph: Graph, steps: int, runs: int = 1
 ) -> float:
     """Mean CPU seconds of a round, all its parts included, after a few rounds to warm up."""
     clocked = Clocked(problem)
     last = steps + _WARM
     simulate(clocked, algorithm, graph, steps=last, runs=runs, options=Options(measure=[last]))
-    return (clocked.ticks[-1] - clocked.ticks[_WARM]) / steps
+    return float(clocked.ticks[-1] - clocked.ticks[_WARM]) / steps
 
 
 @cache
@@ -97,15 +95,3 @@ PROBLEMS: dict[str, Callable[[int], Problem]] = {
     "softmax": softmax,
     "cnn": lambda agents: cnn(),
 }
-ALGORITHMS: dict[str, Algorithm] = {"pdsgd": PDSGD(), "dsgd": DSGD()}
-
-
-def respond(work: str, agents: int, steps: int, algorithm: str = "pdsgd") -> dict[str, float]:
-    """CPU seconds of a round of one of the problems on a ring."""
-    problem = PROBLEMS[work](agents)
-    return {"seconds": seconds_a_round(problem, ALGORITHMS[algorithm], ring(agents), steps)}
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    answer(respond)

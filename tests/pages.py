@@ -130,7 +130,13 @@ const report = () => {
     }
     tooltips.push(text);
   }
+  const labels = [...document.querySelectorAll(".drawn .role-legend-label text")];
+  const card = figures.length ? figures[0].querySelector(".card") : null;
   const found = {
+    cut: labels.filter((one) => one.getBoundingClientRect().right
+      > one.closest(".card").getBoundingClientRect().right).map((one) => one.textContent),
+    inks: [...new Set(labels.map((one) => getComputedStyle(one).fill))],
+    paper: card ? getComputedStyle(card).backgroundColor : "",
     errors: window.probeErrors,
     requests: performance.getEntriesByType("resource").map((entry) => entry.name)
       .filter((name) => !name.startsWith("data:")),
@@ -159,7 +165,7 @@ const waiting = setInterval(() => {
 """
 
 
-def seen(page: Path, folder: Path, width: int = 1280) -> Any:
+def seen(page: Path, folder: Path, width: int = 1280, dark: bool = False) -> Any:
     """What a headless Chromium of this width makes of a page, as the probe reports it."""
     text = page.read_text(encoding="utf-8")
     text = text.replace("<style>", PROBE + "<style>", 1)
@@ -179,7 +185,9 @@ def seen(page: Path, folder: Path, width: int = 1280) -> Any:
         encoding="utf-8",
     )
     profile = folder / f"profile-{width}"
-    command = [name, *_FLAGS, f"--user-data-dir={profile}", f"--window-size={max(width, 600)},900"]
+    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+    window = f"--window-size={max(width, 600)},900"
+    command = [name, *_FLAGS, scheme, window, f"--user-data-dir={profile}"]
     done = subprocess.run(
         [*command, frame.as_uri()], capture_output=True, text=True, timeout=180, check=True
     )

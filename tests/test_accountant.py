@@ -3,7 +3,9 @@
 import json
 import math
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -14,15 +16,35 @@ from scipy.stats import norm
 from sottovoce.cli import app as cli_app
 from sottovoce.errors import AttackError, PrivacyError
 from sottovoce.graphs import Graph, complete, erdos_renyi, grid, path, ring, star
-from sottovoce.mechanisms import DSGD, PDSGD, Algorithm, NoisyDSGD, ZeroSumDSGD, receive
-from sottovoce.privacy.accountant import account, gaussian_delta, gaussian_epsilon
+from sottovoce.mechanisms import (
+    DSGD,
+    PDSGD,
+    Clock,
+    Flow,
+    Mechanism,
+    NoisyDSGD,
+    Part,
+    Place,
+    Scope,
+    Shares,
+    ZeroSumDSGD,
+    ZeroSumNoise,
+    parse_algorithm,
+)
+from sottovoce.mechanisms.reference import by_messages, exchange, take_step
+from sottovoce.privacy.accountant import (
+    AccountSettings,
+    account,
+    gaussian_delta,
+    gaussian_epsilon,
+)
 from sottovoce.privacy.adversaries import Adversary, CuriousAgents, Eavesdropper, parse_adversary
-from sottovoce.privacy.linear_view import LinearView, seen_links, share_model
+from sottovoce.privacy.message_law import MessageLaw, seen_links
 from sottovoce.problems import Quadratic
 from sottovoce.randomness import private_streams
 from sottovoce.simulation.options import Options
 from sottovoce.simulation.runner import simulate
-from sottovoce.simulation.transcript import Recording, Transcript, Truth
+from sottovoce.simulation.transcript import Recording, Setting, Transcript, Truth
 from sottovoce.stepsizes import parse_stepsize
 
 CONSTANT = parse_stepsize("0.1")
@@ -32,12 +54,12 @@ SIZE = 0.7
 GRAPHS = [ring(5), star(5), erdos_renyi(7, 0.4)]
 
 
-def multipliers(view: LinearView, agent: int) -> np.ndarray:
+def multipliers(view: MessageLaw, agent: int) -> np.ndarray:
     return view.posterior(agent).sd / view.stepsizes[:, agent]
 
 
 def recorded(
-    graph: Graph, algorithm: Algorithm, rounds: int, jitter: float = 0.0, entries: int = 30_000
+    graph: Graph, algorithm: Mechanism, rounds: int, jitter: float = 0.0, entries: int = 30_000
 ) -> Transcript:
     """Rounds of the real share rule on Gaussian gradients; entries are independent samples."""
     draw = torch.Generator().manual_seed(5)
@@ -50,32 +72,27 @@ def recorded(
     start = torch.full((1, entries), 3.0, dtype=torch.float64)
     state = start[:, None] + jitter * normal()
     states, steps, messages = [], [], []
+    flow = Flow(state, state, routes, streams, FALLING, Clock(1))
+    see = by_messages(algorithm, lambda v: messages.append(v[:, ~routes.own]))
     for k in range(1, rounds + 1):
-        mean = FALLING.mean(k)
-        gradient = SIZE * normal()
-        states.append(state)
-        steps.append(mean * gradient)
-        algorithm.perturb_(gradient, streams, k)
-        sent = algorithm.messages(state, mean * gradient, routes, streams, k, FALLING)
-        messages.append(sent[:, ~routes.own])
-        state = receive(sent, routes, agents)
-    truth = Truth(torch.stack(states), torch.stack(steps), torch.stack(steps))
+        flow.at, flow.s = Clock(k), SIZE * normal()
+        states.append(flow.x)
+        steps.append(FALLING.mean(k) * flow.s)
+        take_step(algorithm, flow)
+        exchange(algorithm, flow, see)
     return Transcript(
-        graph,
+        Setting(graph, algorithm, FALLING, jitter),
         list(range(1, rounds + 1)),
         [0],
         routes.sender[~routes.own],
         routes.receiver[~routes.own],
         torch.stack(messages),
-        truth,
-        str(algorithm),
-        str(FALLING),
+        Truth(torch.stack(states), torch.stack(steps), torch.stack(steps)),
         start,
-        jitter,
     )
 
 
-def deviations(transcript: Transcript, adversary: Adversary, model: LinearView) -> np.ndarray:
+def deviations(transcript: Transcript, adversary: Adversary, model: MessageLaw) -> np.ndarray:
     """Observed error of every determined step's estimate, relative to what the model says."""
     view = adversary.view(transcript)
     found = []
@@ -97,7 +114,7 @@ def test_the_posterior_is_the_error_of_the_estimate_on_real_messages(
     transcript = recorded(graph, ZeroSumDSGD(0.3), 4, jitter)
     view = adversary.view(transcript)
     for prior in ("unknown", SIZE):
-        found = deviations(transcript, adversary, LinearView.of(view, prior=prior))
+        found = deviations(transcript, adversary, MessageLaw.of(view, prior=prior))
         assert len(found) >= 3
         assert found == pytest.approx(1.0, abs=0.02)
 
@@ -105,35 +122,34 @@ def test_the_posterior_is_the_error_of_the_estimate_on_real_messages(
 def test_noise_on_the_gradient_is_what_the_estimate_is_off_by() -> None:
     transcript = recorded(grid(2, 2), NoisyDSGD(0.3), 3)
     view = Eavesdropper().view(transcript)
-    assert deviations(transcript, Eavesdropper(), LinearView.of(view)) == pytest.approx(1, abs=0.02)
+    assert deviations(transcript, Eavesdropper(), MessageLaw.of(view)) == pytest.approx(1, abs=0.02)
 
 
 def test_a_wrong_noise_level_or_coefficient_is_noticed() -> None:
     transcript = recorded(ring(5), ZeroSumDSGD(0.3), 4)
     view = Eavesdropper().view(transcript)
-    louder = share_model(view.graph, ZeroSumDSGD(0.33))
-    found = deviations(transcript, Eavesdropper(), LinearView.of(view, shares=louder))
+    louder = MessageLaw.of(view, algorithm=ZeroSumDSGD(0.33))
+    found = deviations(transcript, Eavesdropper(), louder)
     assert found == pytest.approx(0.3 / 0.33, abs=0.02)
-    kept = share_model(view.graph, DSGD())
-    wrong = type(kept)(kept.coefficients, louder.zero_sum, louder.on_step)
-    found = deviations(transcript, Eavesdropper(), LinearView.of(view, shares=wrong))
+    wrong = MessageLaw.of(view, algorithm=ZeroSumDSGD(0.33, "keep"))
+    found = deviations(transcript, Eavesdropper(), wrong)
     assert (np.abs(found - 1) > 0.5).all()
 
 
 def test_a_ring_by_hand() -> None:
-    zero_sum = LinearView.against(ring(5), ZeroSumDSGD(0.2), CONSTANT, 8, Eavesdropper())
+    zero_sum = MessageLaw.against(Setting(ring(5), ZeroSumDSGD(0.2), CONSTANT), 8, Eavesdropper())
     one = math.sqrt(1.5) * 0.2
     expected = [one, *[math.sqrt(2) * one] * 7]
     assert multipliers(zero_sum, 3) == pytest.approx(expected)
-    noisy = LinearView.against(ring(5), NoisyDSGD(0.2), CONSTANT, 8, Eavesdropper())
+    noisy = MessageLaw.against(Setting(ring(5), NoisyDSGD(0.2), CONSTANT), 8, Eavesdropper())
     assert multipliers(noisy, 3) == pytest.approx(0.2)
 
 
 def test_one_round_alone_sees_more_noise_than_consecutive_rounds() -> None:
     def of_rounds(rounds: int) -> np.ndarray:
         unequal, algorithm = grid(3, 3), ZeroSumDSGD(0.2, "equal")
-        view = LinearView.against(
-            unequal, algorithm, CONSTANT, rounds, Eavesdropper(), start="unknown"
+        view = MessageLaw.against(
+            Setting(unequal, algorithm, CONSTANT), rounds, Eavesdropper(), start="unknown"
         )
         return multipliers(view, 1)
 
@@ -142,8 +158,8 @@ def test_one_round_alone_sees_more_noise_than_consecutive_rounds() -> None:
 
 def test_an_unknown_start_hides_the_first_step_alone() -> None:
     for start, first in (("unknown", math.inf), (0.05, math.hypot(0.5, math.sqrt(1.5) * 0.2))):
-        view = LinearView.against(
-            ring(5), ZeroSumDSGD(0.2), CONSTANT, 5, Eavesdropper(), start=start
+        view = MessageLaw.against(
+            Setting(ring(5), ZeroSumDSGD(0.2), CONSTANT), 5, Eavesdropper(), start=start
         )
         expected = [first, *[math.sqrt(3) * 0.2] * 4]
         assert multipliers(view, 0) == pytest.approx(expected)
@@ -158,7 +174,7 @@ def brute_force(
     routes = [(i, j) for j in range(m) for i in range(m) if weight[i, j]]
     size = rounds * (m + len(routes))
     state = np.zeros((m, size))
-    seen_pairs = set(zip(*seen_links(graph, adversary), strict=True))
+    seen_pairs = set(seen_links(graph, adversary))
     targets, seen = [], []
     for k in range(rounds):
         first = k * (m + len(routes))
@@ -173,7 +189,7 @@ def brute_force(
                 share = weight[i, j] * step[j] + 0.1 * noise * (z[i, j] - centre)
                 message = weight[i, j] * state[j] - share
                 after[i] += message
-                if (j, i) in seen_pairs:
+                if (i, j) in seen_pairs:
                     seen.append(message)
         state = after
     y, s = np.array(seen), np.stack(targets, 1).reshape(-1, size)
@@ -186,7 +202,9 @@ def brute_force(
 @pytest.mark.parametrize("adversary", [Eavesdropper(), CuriousAgents([1])], ids=str)
 def test_a_dense_brute_force_finds_the_same_posterior(graph: Graph, adversary: Adversary) -> None:
     for prior in (0.5, 2.0):
-        view = LinearView.against(graph, ZeroSumDSGD(0.3), CONSTANT, 4, adversary, prior=prior)
+        view = MessageLaw.against(
+            Setting(graph, ZeroSumDSGD(0.3), CONSTANT), 4, adversary, prior=prior
+        )
         expected = brute_force(graph, 0.3, 4, adversary, prior)
         for agent in adversary.targets(graph):
             assert multipliers(view, agent) == pytest.approx(expected[agent], rel=1e-6)
@@ -195,8 +213,8 @@ def test_a_dense_brute_force_finds_the_same_posterior(graph: Graph, adversary: A
 @pytest.mark.parametrize("adversary", [Eavesdropper(), TWO], ids=str)
 def test_knowing_nothing_about_steps_is_the_limit_of_a_wide_prior(adversary: Adversary) -> None:
     graph = erdos_renyi(7, 0.4)
-    flat = LinearView.against(graph, ZeroSumDSGD(0.3), FALLING, 5, adversary)
-    wide = LinearView.against(graph, ZeroSumDSGD(0.3), FALLING, 5, adversary, prior=1e3)
+    flat = MessageLaw.against(Setting(graph, ZeroSumDSGD(0.3), FALLING), 5, adversary)
+    wide = MessageLaw.against(Setting(graph, ZeroSumDSGD(0.3), FALLING), 5, adversary, prior=1e3)
     for agent in adversary.targets(graph):
         found, limit = multipliers(flat, agent), multipliers(wide, agent)
         known = np.isfinite(found)
@@ -206,7 +224,9 @@ def test_knowing_nothing_about_steps_is_the_limit_of_a_wide_prior(adversary: Adv
 
 def test_without_noise_steps_are_known_exactly_or_not_at_all() -> None:
     for algorithm, expected in ((DSGD(), [0, 0, 0, math.inf]), (PDSGD("equal"), [0, 0, 0, 0])):
-        posterior = LinearView.against(ring(5), algorithm, CONSTANT, 4, Eavesdropper()).posterior(2)
+        posterior = MessageLaw.against(
+            Setting(ring(5), algorithm, CONSTANT), 4, Eavesdropper()
+        ).posterior(2)
         assert posterior.exact
         assert posterior.sd.tolist() == expected
 
@@ -226,8 +246,9 @@ def test_the_estimator_reads_a_recorded_window_in_the_order_of_its_view() -> Non
     assert transcript is not None
     for adversary in (Eavesdropper(), CuriousAgents([1, 3])):
         view = adversary.view(transcript)
-        assert seen_links(grid(2, 3), adversary) == (view.sender.tolist(), view.receiver.tolist())
-        found = LinearView.of(view).estimator(0, [5]).apply(view.messages)
+        links = list(zip(view.receiver.tolist(), view.sender.tolist(), strict=True))
+        assert seen_links(grid(2, 3), adversary) == links
+        found = MessageLaw.of(view).estimator(0, [5]).apply(view.messages)
         truth = transcript.truth.steps[2, :, 0].double()
         assert (found[0] - truth).abs().max() < 1e-6 * truth.abs().max() + 1e-9
 
@@ -237,17 +258,17 @@ def test_rounds_with_a_gap_side_information_and_unknown_agents_are_refused() -> 
     view = Eavesdropper().view(transcript)
     gap = type(view)(**{**vars(view), "rounds": [1, 2, 4, 5]})
     with pytest.raises(AttackError, match="without a gap"):
-        LinearView.of(gap)
+        MessageLaw.of(gap)
     with pytest.raises(PrivacyError, match="side information"):
         seen_links(ring(5), Eavesdropper(knows=["state"]))
     with pytest.raises(PrivacyError, match="no agent 9"):
         seen_links(ring(5), CuriousAgents([9]))
     with pytest.raises(PrivacyError, match="no agent 5"):
-        LinearView.of(view).posterior(5)
+        MessageLaw.of(view).posterior(5)
     with pytest.raises(PrivacyError, match="round 6"):
-        LinearView.of(view).estimator(0, [6])
+        MessageLaw.of(view).estimator(0, [6])
     with pytest.raises(AttackError, match="starting point"):
-        LinearView.of(view).estimator(0).apply(view.messages)
+        MessageLaw.of(view).estimator(0).apply(view.messages)
 
 
 @pytest.mark.parametrize("mu", [0.1, 1.0, 5.0])
@@ -275,14 +296,16 @@ def test_epsilon_inverts_delta_from_tiny_to_huge() -> None:
 
 def test_noise_on_the_gradient_composes_over_rounds_and_noise_that_sums_to_zero_does_not() -> None:
     rounds, noise = 12, 2.0
-    noisy = account(ring(5), NoisyDSGD(noise), Eavesdropper(), rounds=rounds, stepsize=CONSTANT)
+    noisy = account(
+        NoisyDSGD(noise), ring(5), Eavesdropper(), AccountSettings(rounds=rounds, stepsize=CONSTANT)
+    )
     kept = noisy.agents[0]
     assert kept.guaranteed
     assert kept.all_else.round_mu == pytest.approx(1 / noise)
     assert kept.all_else.total_mu == pytest.approx(math.sqrt(rounds) / noise)
     assert kept.sum_sd == pytest.approx(0.1 * noise * math.sqrt(rounds))
     zero_sum = account(
-        ring(5), ZeroSumDSGD(noise), Eavesdropper(), rounds=rounds, stepsize=CONSTANT
+        ZeroSumDSGD(noise), ring(5), Eavesdropper(), AccountSettings(rounds, stepsize=CONSTANT)
     )
     kept = zero_sum.agents[0]
     assert kept.guaranteed
@@ -294,14 +317,8 @@ def test_noise_on_the_gradient_composes_over_rounds_and_noise_that_sums_to_zero_
 
 def test_the_size_of_gradients_leads_from_nothing_known_to_all_known() -> None:
     def median(gradient: float) -> float:
-        found = account(
-            ring(5),
-            ZeroSumDSGD(1.0),
-            Eavesdropper(),
-            rounds=20,
-            stepsize=CONSTANT,
-            gradient=gradient,
-        ).agents[0]
+        settings = AccountSettings(20, CONSTANT, gradient=gradient)
+        found = account(ZeroSumDSGD(1.0), ring(5), Eavesdropper(), settings).agents[0]
         assert found.size_known is not None
         assert found.all_else.median <= found.size_known.median <= found.nothing_else.median
         return found.size_known.median / found.nothing_else.median
@@ -312,7 +329,7 @@ def test_the_size_of_gradients_leads_from_nothing_known_to_all_known() -> None:
 
 
 def test_the_account_names_who_is_unprotected_and_who_is_surrounded() -> None:
-    found = account(ring(5), ZeroSumDSGD(0.1), TWO, rounds=6)
+    found = account(ZeroSumDSGD(0.1), ring(5), TWO, AccountSettings(6))
     by_agent = {one.agent: one for one in found.agents}
     assert sorted(by_agent) == [1, 3, 4]
     assert by_agent[1].all_links_seen
@@ -322,16 +339,16 @@ def test_the_account_names_who_is_unprotected_and_who_is_surrounded() -> None:
     assert not by_agent[3].guaranteed
     assert [[one.agent for one in alike] for alike in found.alike()] == [[1], [3, 4]]
     assert any("neighbours collude against agent 1." in text for text in found.findings())
-    alone = account(ring(5), ZeroSumDSGD(0.1), Eavesdropper(), rounds=6).agents[1]
+    alone = account("zero-sum:0.1", "ring:5", "eavesdropper", AccountSettings(6)).agents[1]
     assert by_agent[1].nothing_else == alone.nothing_else
     for algorithm in (DSGD(), PDSGD(), ZeroSumDSGD(0.0)):
-        bare = account(ring(5), algorithm, TWO, rounds=6)
+        bare = account(algorithm, ring(5), TWO, AccountSettings(6))
         assert bare.findings()[0].startswith("UNPROTECTED: agents 1, 3, 4")
         assert all(one.nothing_else.total_epsilon is None for one in bare.agents)
 
 
 def test_an_account_is_json(tmp_path: Path) -> None:
-    found = account(path(3), DSGD(), parse_adversary("agents:0"), rounds=3)
+    found = account(DSGD(), path(3), parse_adversary("agents:0"), AccountSettings(3))
     found.save(tmp_path / "account.json")
     assert json.loads((tmp_path / "account.json").read_text()) == found.describe()
 
@@ -351,3 +368,59 @@ def test_the_command_line_accounts(
     assert [one["agent"] for one in found["agents"]] == [1, 3, 4]
     assert found["agents"][0]["nothing_else"]["multiplier"][3] == pytest.approx(0.1 * 3**0.5)
     assert "all else" in run("--gradient", "0.1", "--start", "0.1")
+
+
+@dataclass(frozen=True)
+class EdgeNoise(Part):
+    """DECOR: noise of both ends of an edge, which cancels between them."""
+
+    place: ClassVar[Place] = "gradient"
+    linear: ClassVar[bool] = True
+    by_coordinate: ClassVar[bool] = True
+    noise: float = 1.0
+
+    def __call__(self, flow: Flow) -> None:
+        drawn = flow.normal(Scope.EDGE, "edge noise") * flow.routes.sign[:, None]
+        flow.s = flow.s + self.noise * flow.over_routes(drawn)
+
+
+DECOR = parse_algorithm("gradient-noise:0.55+shares:weights") + EdgeNoise(1.0)
+
+
+def laplacian(weights: np.ndarray) -> np.ndarray:
+    links = (weights > 0) & ~np.eye(len(weights), dtype=bool)
+    return np.diag(links.sum(1)) - links.astype(float)
+
+
+@pytest.mark.parametrize("graph", [ring(5), star(5), grid(2, 3)], ids=lambda graph: graph.name)
+def test_edge_noise_protects_as_its_closed_form_says(graph: Graph) -> None:
+    """1 / (Σ^-1)_ii with Σ = σ²I + σ_c² L, on every round alike; nobody declared it."""
+    law = MessageLaw.against(Setting(graph, DECOR, CONSTANT), 4, Eavesdropper())
+    found = np.linalg.inv(0.55**2 * np.eye(graph.agents) + laplacian(graph.mixing.toarray()))
+    for agent in range(graph.agents):
+        given = law.given_all_else(agent)
+        assert np.diag(given.precision) * 0.1**2 == pytest.approx(found[agent, agent])
+
+
+def test_a_curious_agent_knows_the_noise_of_its_own_edges() -> None:
+    everything = seen_links(ring(5), Eavesdropper())
+    setting = Setting(ring(5), DECOR, CONSTANT)
+    law = MessageLaw(setting, range(1, 5), everything, start="known", own=frozenset([0]))
+    found = np.linalg.inv(0.55**2 * np.eye(4) + laplacian(path(4).mixing.toarray()))
+    for place, agent in enumerate((1, 2, 3, 4)):
+        given = law.given_all_else(agent)
+        assert np.diag(given.precision) * 0.1**2 == pytest.approx(found[place, place])
+
+
+def test_a_rule_that_adds_no_noise_is_not_called_guaranteed() -> None:
+    """The law is played, not declared: what a chain is called does not matter."""
+
+    @dataclass(frozen=True)
+    class Silent(ZeroSumNoise):
+        def __call__(self, flow: Flow) -> None:
+            pass
+
+    silent = Mechanism("zero-sum:2.0:weights", (Shares("weights"), Silent(2.0)))
+    for one in account(silent, ring(5), Eavesdropper(), AccountSettings(6)).agents:
+        assert not one.guaranteed
+        assert one.exposed == list(range(1, 7))

@@ -1,15 +1,18 @@
 """The programs that benchmarks compare compute the same iterates."""
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from benchmarks.baselines import NumpyDSGD, TorchLoop
-from benchmarks.common import ROOT, Worker, by_turns, machine, ratio
-from benchmarks.cpu import peer_command, verdict
+from benchmarks.common import ROOT, Worker, by_turns, machine, ratio, simulator
+from benchmarks.cpu import peer_command, real_interpreter, verdict
 from benchmarks.scaling import Towards, exponent, tensor_bytes
 from benchmarks.workloads import Clocked, seconds_a_round
 from torch import nn
@@ -21,6 +24,7 @@ from sottovoce import (
     Deterministic,
     Logistic,
     ModuleProblem,
+    Options,
     Power,
     Stepsize,
     ring,
@@ -75,9 +79,15 @@ def test_the_loop_over_modules_computes_the_simulators_iterates() -> None:
 def test_a_clock_sees_every_round_and_changes_none() -> None:
     problem = Logistic.random(AGENTS, 5, n=SAMPLES, batch=BATCH)
     clocked = Clocked(problem)
-    options = {"steps": STEPS, "measure": [STEPS], "insecure_seed": SEED}
-    found = simulate(clocked, PDSGD(), ring(AGENTS), **options)  # type: ignore[arg-type]
-    plain = simulate(problem, PDSGD(), ring(AGENTS), **options)  # type: ignore[arg-type]
+    found, plain = (
+        simulate(
+            *(one, PDSGD(), ring(AGENTS)),
+            steps=STEPS,
+            insecure_seed=SEED,
+            options=Options(measure=[STEPS]),
+        )
+        for one in (clocked, problem)
+    )
     assert torch.equal(found.final, plain.final)
     assert len(clocked.ticks) == STEPS + 1
     assert sorted(clocked.ticks) == clocked.ticks
@@ -115,10 +125,46 @@ def test_a_worker_answers_line_by_line() -> None:
         assert worker.ask(steps=[1, 2]) == {"steps": [1, 2]}
 
 
-def test_the_peer_says_why_it_is_missing(tmp_path: object) -> None:
-    reason = peer_command("python-that-is-not-there", f"{tmp_path}/none")
+def test_the_peer_says_why_it_is_missing(tmp_path: Path) -> None:
+    reason = peer_command("python-that-is-not-there", str(tmp_path / "none"))
     assert isinstance(reason, str)
     assert "python-that-is-not-there was not found" in reason
+
+
+def test_the_interpreter_behind_a_shim_is_found(tmp_path: Path) -> None:
+    shim = tmp_path / "python"
+    shim.write_text(
+        "#!/bin/sh\n"
+        '[ "${PYENV_VERSION-}" = 3.13 ] || { echo "command not found" >&2; exit 127; }\n'
+        f'exec "{sys.executable}" "$@"\n'
+    )
+    shim.chmod(0o755)
+    assert real_interpreter(str(shim)) == Path(sys.executable)
+    shim.write_text('#!/bin/sh\necho "command not found" >&2\nexit 127\n')
+    assert "does not run (command not found)" in str(real_interpreter(str(shim)))
+
+
+def test_a_worker_times_what_its_tree_has() -> None:
+    question = {"work": "logistic", "agents": 4, "steps": 2}
+    with simulator() as worker:
+        assert worker.ask(**question)["seconds"] > 0
+        assert worker.ask(**question, algorithm="dsgd", exact=True)["seconds"] > 0
+        assert "nonsense" in worker.ask(**question, algorithm="nonsense")["refused"]
+        assert "nothing" in worker.ask(**question | {"work": "nothing"})["refused"]
+
+
+def test_a_worker_refuses_sources_that_are_not_its_trees(tmp_path: Path) -> None:
+    worker = ROOT / "benchmarks" / "worker.py"
+    done = subprocess.run(
+        [sys.executable, "-P", worker],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "error: sottovoce came from" in done.stderr
 
 
 def test_the_peer_knows_nothing_of_this_package() -> None:

@@ -54,7 +54,7 @@ def test_axes_reach_every_value_and_rule() -> None:
 
 def test_a_log_axis_leaves_gaps_and_clips_bands() -> None:
     series = Series("s", [0, 1, 2, 3], [5, 0.5, 0, 0.25], [1, -0.5, -1, 0.125], [9, 1, 0, 0.5])
-    drawn = rows(chart(series, log_x=True, log_y=True).to_dict(), "s")
+    drawn = rows(chart(series, log="xy").to_dict(), "s")
     assert [row["x"] for row in drawn] == [1, 2, 3]
     assert [row["y"] for row in drawn] == [0.5, None, 0.25]
     assert [row.get("shown_low") for row in drawn] == [0.125, None, 0.125]
@@ -99,8 +99,8 @@ def test_log_ticks_are_round_numbers(low: float, high: float, expected: list[flo
 
 
 def test_saved_files_are_complete(tmp_path: Path) -> None:
-    titles = {"title": "A < B", "subtitle": "ring of 5", "width": 500, "height": 300}
-    made = chart(PRIVATE, PLAIN, rules=[(0.4614, "paper: 0.4614")], log_y=True, **titles)
+    titles = {"title": "A < B", "subtitle": "ring of 5", "size": (500, 300)}
+    made = chart(PRIVATE, PLAIN, rules=[(0.4614, "paper: 0.4614")], log="y", **titles)
     paths = save_chart(made, tmp_path / "new" / "figure.1")
     assert {name: path.name for name, path in paths.items()} == {
         "png": "figure.1.png",
@@ -166,7 +166,7 @@ def test_bad_input_is_refused_by_name() -> None:
     with pytest.raises(SottovoceError, match="labels of series must differ"):
         chart(PLAIN, PLAIN)
     with pytest.raises(SottovoceError, match="none of the 1 series has a point"):
-        chart(Series("s", ROUNDS, [0.0, 0.0, -1.0]), log_y=True)
+        chart(Series("s", ROUNDS, [0.0, 0.0, -1.0]), log="y")
     with pytest.raises(SottovoceError, match="none of the 0 series has a point"):
         chart()
     with pytest.raises(SottovoceError, match="agents \\[4\\] that have no position"):

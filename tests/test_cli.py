@@ -1,19 +1,27 @@
 """The command line: answers on stdout, everything else on stderr, and exit codes that mean it."""
 
+import io
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import typer
 from rich.console import Console
 
 from sottovoce.cli import app as cli_app
-from sottovoce.cli import show
+from sottovoce.cli import reproduce, show
+from sottovoce.errors import ResultError
+from sottovoce.storage.store import lock
+from sottovoce.studies import Table
 
 CommandLine = Callable[..., "Done"]
 
@@ -39,6 +47,7 @@ def run(
 
     def call(*arguments: object) -> Done:
         monkeypatch.setattr(sys, "argv", ["sottovoce", *map(str, arguments)])
+        monkeypatch.setattr(show.notes, "quiet", False)
         capsys.readouterr()
         try:
             cli_app.main()
@@ -184,6 +193,7 @@ def test_a_graph_is_described(run: CommandLine) -> None:
     assert found["rho"] == pytest.approx((1 + 2 * math.cos(2 * math.pi / 5)) / 3, abs=1e-12)
     assert np.sum(found["mixing"], axis=0) == pytest.approx(1, abs=1e-12)
     assert "mixing" not in run("graph", "ring:50", "--json").json()
+    assert "not computed above 2,000 agents" in run("graph", "ring:2001").out
     shown = run("graph", "ring:5")
     assert "0.539345" in shown.out
     assert "0.333" in shown.out
@@ -210,13 +220,19 @@ def test_a_graph_is_drawn_on_request(run: CommandLine, tmp_path: Path) -> None:
         (["bound", "--law", "gauss"], ["PrivacyError", "'gauss'", "experiment, uniform"]),
         (["bound", "--prior", "cauchy"], ["PrivacyError", "'cauchy'", "laplace"]),
         (["bound", "--kappa", "-1"], ["PrivacyError", "-1"]),
+        (["bound", "--kappa", "1e300", "--json"], ["kappa is 1e+300; accepted: 1e-150 to 1e150"]),
+        (["bound", "--kappa", "nan"], ["PrivacyError", "kappa is nan"]),
+        (["graph", ""], ["GraphError", "called ''"]),
+        (["check", "--graph", ""], ["GraphError", "called ''"]),
+        (["graph", "ring:1000000000000"], ["GraphError", "GB are free"]),
+        (["train", "--weights", "none.csv"], ["none.csv"]),
         (["bound", "--k", "0"], ["--k"]),
         (["bound", "--kappa", "five"], ["Usage: sottovoce bound", "--kappa"]),
         (["check", "--algorithm", "pdsgd:gauss"], ["AlgorithmError", "'gauss'", "coordinate"]),
         (["audit", "--private-start", "-1"], ["private_start is -1.0"]),
         (["audit", "--method", "telepathy"], ["AttackError", "'telepathy'", "smooth-projection"]),
         (["audit", "--weights", "heavy"], ["GraphError", "lazy-metropolis"]),
-        (["reproduce", "frontier", "--part", "half"], ["SottovoceError", "accepted: 1/1, 2/4"]),
+        (["reproduce", "frontier", "--part", "half"], ["part 'half'", "accepted: 1/1, 2/4"]),
         (["reproduce", "frontier", "--part", "5/4"], ["part '5/4' does not exist"]),
         (["check", "--nope"], ["--nope"]),
         (["nonsense"], ["nonsense"]),
@@ -285,6 +301,12 @@ def test_experiments_write_what_they_print(run: CommandLine, name: str, tmp_path
     assert all(str(value) in printed["command"] for value in REPRODUCED[name])
 
 
+def test_two_commands_do_not_share_a_folder(run: CommandLine, tmp_path: Path) -> None:
+    with lock(tmp_path / "out" / "checkpoint"), ThreadPoolExecutor() as others:
+        arguments = ("reproduce", "bound", "--last-round", 10, "--out", tmp_path / "out")
+        refused(others.submit(run, *arguments).result(), "ResultError", "is in use")
+
+
 def test_people_get_tables_and_sentences(run: CommandLine, tmp_path: Path) -> None:
     done = run("reproduce", "estimation", *REPRODUCED["estimation"], "--out", tmp_path / "out")
     study = json.loads((tmp_path / "out" / "estimation.json").read_text())
@@ -298,15 +320,141 @@ def test_people_get_tables_and_sentences(run: CommandLine, tmp_path: Path) -> No
     assert max(map(len, done.out.splitlines())) <= 80
 
 
-def test_wide_tables_lose_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(show, "answers", Console(width=60))
-    cells = [f"cell {'x' * 14} {column}" for column in range(5)]
-    show.print_table(show.Table("wide", [f"heading {i}" for i in range(5)], [cells]))
-    shown = capsys.readouterr().out
-    assert "…" not in shown
-    assert shown.count("x") == 5 * 14
+def drawn(width: int, table: Table, monkeypatch: pytest.MonkeyPatch) -> str:
+    console = Console(width=width, file=io.StringIO())
+    monkeypatch.setattr(show, "answers", console)
+    show.print_table(table)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, text.splitlines())) <= width
+    assert text.count("───") >= 1
+    return text
+
+
+AUDITED = Table(
+    "Medians of 8 targets; recovered: summed squared error below 5, 95 % interval",
+    (
+        *("adversary", "algorithm", "stepsize", "round", "attack + inversion", "cosine"),
+        *("relative error", "error", "PSNR", "SSIM", "labels", "recovered"),
+    ),
+    [
+        (
+            *("eavesdropper", "pdsgd", "experiment:0.1/k", 50, "elimination + smooth-projection"),
+            *("1.0000", "0.0059 (scaled)", "0.0319", "43.9", "0.99", "8/8", "8 of 8 (68%-100%)"),
+        ),
+        (
+            *("control", "pdsgd", "experiment:0.1/k", 50, "noise + projection"),
+            *("0.0012", "1.4 (scaled)", "188", "6.2", "0.04", "1/8", "0 of 8 (0%-32%)"),
+        ),
+        ("nobody", "", "", 50, "blind guess", "", "", "51.2", "", "", "", ""),
+    ],
+    optional=("stepsize", "SSIM", "PSNR", "relative error", "round", "labels"),
+)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_a_table_stays_one_table(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows stay side by side, and each column is there, said once or named as hidden."""
+    text = drawn(width, AUDITED, monkeypatch)
+    flat = " ".join(text.split())
+    for word in ("adversary", "eavesdropper", "recovered", "(68%-100%)", "(0%-32%)"):
+        assert word in flat
+    for heading in AUDITED.headings:
+        assert all(word in flat for word in heading.split())
+    rule = next(at for at, line in enumerate(text.splitlines()) if "───" in line)
+    rows = [
+        line for line in text.splitlines()[rule + 1 :] if line.startswith(("eav", "con", "nob"))
+    ]
+    assert len(rows) == 3
+    assert ("hidden" in text) == (width < 120)
+    assert ("The same in all rows: algorithm pdsgd" in text) == (width < 200)
+
+
+def test_optional_columns_are_hidden_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [[f"{'x' * 14}{column}{row}" for column in range(5)] for row in range(2)]
+    headings = [f"h{column}" for column in range(5)]
+    text = drawn(60, Table("wide", headings, cells, optional=("h2", "h1")), monkeypatch)
+    assert "2 columns are hidden (h1, h2); a wider terminal or --json \nshows all." in text
+    text = drawn(70, Table("wide", headings, cells), monkeypatch)
+    assert "1 column is hidden (h3)" in text
+    assert [f"{'x' * 14}4{row}" in text for row in range(2)] == [True, True]
+
+
+def test_markup_in_cells_is_printed_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = drawn(60, Table("[b]t[/b]", ["[i]h", "h"], [["[red]a[/red]", 1]]), monkeypatch)
+    assert all(part in text for part in ("[b]t[/b]", "[i]h", "[red]a[/red]"))
+
+
+def test_numbers_that_json_cannot_hold_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ResultError, match="infinite or not a number"):
+        show.print_json({"value": math.inf})
+    assert capsys.readouterr().out == ""
+
+
+STUDIES: Any = typer.main.get_command(reproduce.app)
+ALL = [[name] for name in cli_app.COMMANDS] + [["reproduce", name] for name in STUDIES.commands]
+
+
+@pytest.mark.parametrize("command", ALL, ids=" ".join)
+def test_every_command_has_the_common_options(run: CommandLine, command: list[str]) -> None:
+    short, long = run(*command, "-h"), run(*command, "--help")
+    assert short == long
+    assert short.code == 0
+    assert "--quiet" in short.out
+    if command != ["reproduce"]:
+        assert "--json" in short.out
+
+
+def test_quiet_leaves_errors_alone(run: CommandLine, tmp_path: Path) -> None:
+    written = ["graph", "ring:3", "--json", "--out", "pictures"]
+    assert run(*written).err.count("wrote") == 3
+    assert run(*written, "--quiet").err == ""
+    assert run("-q", *written).err == ""
+    assert run(*written).err.count("wrote") == 3
+    assert "GraphError" in run("graph", "rng:3", "-q").err
+
+
+def test_a_report_says_what_it_wrote_and_from_what(run: CommandLine) -> None:
+    run("reproduce", "bound", "--last-round", 10, "--out", "out")
+    done = run("report", "out/bound.json", "--out", "page.html", "--title", "T", "--json")
+    title = json.loads(Path("out/bound.json").read_text())["title"]
+    assert done.json() == {
+        "page": "page.html",
+        "title": "T",
+        "sections": [{"file": "out/bound.json", "title": title}],
+    }
+    refused(run("report", "out/bound.json", "--out", os.devnull), "not a regular file")
+
+
+def test_completion_names_the_commands(run: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "--install-completion" in run("--help").out
+    monkeypatch.setenv("_SOTTOVOCE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "sottovoce re")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    assert run().out.split() == ["reproduce", "report"]
+    monkeypatch.setenv("COMP_WORDS", "sottovoce graph --w")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    assert run().out.split() == ["--weights"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "absent"),
+    [
+        (["--version"], ["torch", "numpy", "rich"]),
+        (["--help"], ["torch", "numpy"]),
+        (["graph", "ring:5", "--json"], ["torch", "altair"]),
+    ],
+)
+def test_commands_load_what_they_need(arguments: list[str], absent: list[str]) -> None:
+    code = (
+        "import atexit, sys; from sottovoce.cli import main; "
+        "atexit.register(lambda: print(*sys.modules, file=sys.stderr)); main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+    )
+    assert done.stdout
+    assert {"typer", "sottovoce"} <= set(done.stderr.split())
+    assert set(done.stderr.split()) & set(absent) == set()
 
 
 def test_interruption_is_no_traceback(run: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,6 +464,21 @@ def test_interruption_is_no_traceback(run: CommandLine, monkeypatch: pytest.Monk
     monkeypatch.setattr(cli_app, "app", interrupt)
     done = run("graph", "ring:5")
     assert (done.code, done.out, done.err.strip()) == (130, "", "interrupted")
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_training_says_one_line(number: int) -> None:
+    command = [sys.executable, "-c", "from sottovoce.cli import main; main()"]
+    command += ["train", "--graph", "ring:2", "--epochs", "1000"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("epoch   1")
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, "interrupted\n")
 
 
 def test_a_process_exits_as_the_function_does() -> None:

@@ -5,6 +5,7 @@ A code block counts as runnable when the line before it is `<!-- run -->`.
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -40,8 +41,15 @@ def test_runnable_block_runs(language: str, text: str, tmp_path: Path) -> None:
         ("sottovoce", "from sottovoce.cli import main; main()"),
         ("torchrun", "from torch.distributed.run import main; main()"),
     ):
+        # The first line of a script cannot name an interpreter whose path has a space.
+        command_line = [
+            sys.executable,
+            "-P",
+            "-c",
+            f"import sys; sys.argv[0] = {name!r}; {program}",
+        ]
         shim = scripts / name
-        shim.write_text(f"#!{sys.executable}\n{program}\n")
+        shim.write_text(f'#!/bin/sh\nexec {shlex.join(command_line)} "$@"\n')
         shim.chmod(0o755)
     (scripts / "python").symlink_to(sys.executable)
     work = tmp_path / "work"

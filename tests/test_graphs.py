@@ -352,6 +352,53 @@ def test_edge_lists_are_read(tmp_path: Path) -> None:
     assert graphs.from_edge_list(file).links == [(0, 2), (1, 2)]
     file.write_text("7 7\n")
     assert graphs.from_edge_list(file).agents == 1
+    file.write_text("0,1\n1, 2\n2\t,3\n")
+    assert graphs.from_edge_list(file).links == [(0, 1), (1, 2), (2, 3)]
+
+
+def test_a_file_can_hold_w(tmp_path: Path) -> None:
+    file = tmp_path / "W.csv"
+    W = parse_graph("path:3", "lazy-metropolis").mixing.toarray()
+    np.savetxt(file, W, delimiter=",", fmt="%.17g")
+    for text in ("path:3", "complete:3", None):
+        built = parse_graph(text, str(file))
+        assert (built.name, built.weights) == ("W.csv", "given")
+        assert (built.mixing.toarray() == W).all()
+    for text, fault in (
+        ("ring:4", "for 3 agents, but ring:4 has 4"),
+        ("star:3", r"off .*\(1, 2\)"),
+    ):
+        with pytest.raises(GraphError, match=fault):
+            parse_graph(text, str(file))
+
+
+@pytest.mark.parametrize(
+    ("text", "needed"),
+    [
+        ("ring:1000000000", "510 GB"),
+        ("path:1000000000", "510 GB"),
+        ("star:1000000000", "510 GB"),
+        ("complete:20000", "68 GB"),
+        ("grid:100000x100000", r"8.5e\+03 GB"),
+        ("torus:100000x100000", r"8.5e\+03 GB"),
+        ("hypercube:24", "71.3 GB"),
+        ("exponential:100000000", "935 GB"),
+        ("random-regular:100000000:4", "160 GB"),
+        ("erdos-renyi:100000:0.9", r"2.88e\+03 GB"),
+    ],
+)
+def test_a_graph_that_does_not_fit_is_refused_before_it_is_built(
+    text: str, needed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "_free_memory", lambda: 2 * 10**9)
+    with pytest.raises(GraphError, match=f"takes about {needed} of memory and 2 GB are free"):
+        parse_graph(text)
+
+
+def test_a_long_ring_is_built() -> None:
+    graph = parse_graph("ring:1000000")
+    assert (graph.agents, graph.mixing.nnz) == (10**6, 3 * 10**6)
+    assert graphs._free_memory() > 10**8
 
 
 def test_edge_lists_are_refused_by_line(tmp_path: Path) -> None:

@@ -25,9 +25,10 @@ from sottovoce import (
 )
 from sottovoce.errors import AttackError
 from sottovoce.graphs import Graph
-from sottovoce.mechanisms import DSGD, Algorithm, receive
+from sottovoce.mechanisms import DSGD, Clock, Flow, Mechanism
+from sottovoce.mechanisms.reference import by_messages, exchange
 from sottovoce.privacy.adversaries import CuriousAgents, Eavesdropper
-from sottovoce.privacy.advice import HIDING_NOISE, advice, protection
+from sottovoce.privacy.advice import HIDING_NOISE, protection, recommend
 from sottovoce.privacy.attacks import (
     Averaging,
     Chain,
@@ -50,7 +51,7 @@ D, ROUNDS = 400, 16
 
 @cache
 def recorded(
-    algorithm: Algorithm,
+    algorithm: Mechanism,
     graph: Graph = ring(5),  # noqa: B008
     noise: float = 3.0,
     private_start: float = 0.0,
@@ -136,7 +137,7 @@ def test_smoothing_needs_consecutive_rounds_and_enough_links() -> None:
 
 
 @pytest.mark.parametrize(("algorithm", "power"), [(ZeroSumDSGD(3.0), 1.0), (NoisyDSGD(3.0), 0.5)])
-def test_repeated_data_average_noise_out(algorithm: Algorithm, power: float) -> None:
+def test_repeated_data_average_noise_out(algorithm: Mechanism, power: float) -> None:
     """The gradient hardly moves: K rounds leave a K-th of zero-sum noise, 1/√K of the other."""
     transcript = recorded(algorithm, noise=0.0)
     view = Eavesdropper().view(transcript)
@@ -152,7 +153,7 @@ def test_repeated_data_average_noise_out(algorithm: Algorithm, power: float) -> 
 @pytest.mark.parametrize(
     "algorithm", [PDSGD(), PDSGD("coordinate"), NoisyDSGD(0.0), ZeroSumDSGD(0.0)], ids=str
 )
-def test_private_starting_points_close_the_first_round(algorithm: Algorithm) -> None:
+def test_private_starting_points_close_the_first_round(algorithm: Mechanism) -> None:
     fresh = {"noise": 10.0}
     assert cosine(FirstRound(), recorded(algorithm, **fresh), round=1) > 0.85
     apart = recorded(algorithm, private_start=1.0, **fresh)
@@ -161,21 +162,23 @@ def test_private_starting_points_close_the_first_round(algorithm: Algorithm) -> 
 
 def test_protection_is_what_messages_and_models_show() -> None:
     """left: by hand on a ring; on_models: the spread of agents that compute nothing."""
-    assert protection(ring(5), ZeroSumDSGD(1.0)).left == pytest.approx(math.sqrt(3))
-    assert protection(ring(5, "lazy-metropolis"), ZeroSumDSGD(0.5)).left == pytest.approx(
+    assert protection(ZeroSumDSGD(1.0), ring(5)).left == pytest.approx(math.sqrt(3))
+    assert protection(ZeroSumDSGD(0.5), ring(5, "lazy-metropolis")).left == pytest.approx(
         math.sqrt(3)
     )
-    assert protection(ring(5), NoisyDSGD(0.3)).left == pytest.approx(0.3)
+    assert protection(NoisyDSGD(0.3), ring(5)).left == pytest.approx(0.3)
     for graph in (ring(5), star(4)):
-        routes, streams = graph.routes(), private_streams(1, graph.agents, insecure_seed=1)
+        mechanism, streams = ZeroSumDSGD(1.0), private_streams(1, graph.agents, insecure_seed=1)
         state = torch.zeros(1, graph.agents, 4000, dtype=torch.float64)
-        nothing = torch.zeros_like(state)
         once = Stepsize(Power(1.0, 0.0), Deterministic())
+        flow = Flow(state, torch.zeros_like(state), graph.routes(), streams, once, Clock(1))
         for k in range(1, 40):
-            messages = ZeroSumDSGD(1.0).messages(state, nothing, routes, streams, k, once)
-            state = receive(messages, routes, graph.agents)
-        found = float(state.std(-1).max())
-        assert protection(graph, ZeroSumDSGD(1.0)).on_models == pytest.approx(found, rel=0.05)
+            flow.at = Clock(k)
+            exchange(mechanism, flow, by_messages(mechanism))
+        found = protection(mechanism, graph)
+        assert found.on_models == pytest.approx(float(flow.x.std(-1).max()), rel=0.05)
+        assert found.averages_out
+    assert not protection(NoisyDSGD(0.3), ring(5)).averages_out
 
 
 def test_advice_names_the_leak_and_the_cure() -> None:
@@ -186,26 +189,26 @@ def test_advice_names_the_leak_and_the_cure() -> None:
         PDSGD("coordinate"): "up to the relative spread",
     }
     for algorithm, leak in exposed.items():
-        said = advice(graph, algorithm)
+        said = recommend(algorithm, graph)
         assert leak in said[0]
-        size = HIDING_NOISE / protection(ring(5, "lazy-metropolis"), ZeroSumDSGD(1.0)).left
+        size = HIDING_NOISE / protection(ZeroSumDSGD(1.0), ring(5, "lazy-metropolis")).left
         assert f"zero-sum:σ with --weights lazy-metropolis, σ = {size:.2g} times" in said[1]
-    noisy = advice(graph, ZeroSumDSGD(0.1))
+    noisy = recommend(ZeroSumDSGD(0.1), graph)
     assert "noise of 0.173 on every coordinate" in noisy[0]
     assert "--weights lazy-metropolis" in noisy[-1]
-    assert len(advice(ring(5, "lazy-metropolis"), ZeroSumDSGD(0.1))) == 2, "it is lazy already"
-    assert advice(ring(1), PDSGD()) == ["One agent alone sends nothing."]
+    assert len(recommend(ZeroSumDSGD(0.1), ring(5, "lazy-metropolis"))) == 2, "it is lazy already"
+    assert recommend("pdsgd", "ring:1") == ["One agent alone sends nothing."]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "hardened", [PDSGD("coordinate"), ZeroSumDSGD(0.1), ZeroSumDSGD(1.0)], ids=str
 )
-def test_hardening_costs_little_on_the_papers_convex_problem(hardened: Algorithm) -> None:
+def test_hardening_costs_little_on_the_papers_convex_problem(hardened: Mechanism) -> None:
     """1,000 runs, round 5,000: within 1.5 times PDSGD's distance to the optimum."""
     problem = Estimation.random()
 
-    def distance(algorithm: Algorithm) -> float:
+    def distance(algorithm: Mechanism) -> float:
         result = simulate(
             problem,
             algorithm,

@@ -11,6 +11,7 @@ import torch
 from sottovoce import ring
 from sottovoce.errors import ProblemError
 from sottovoce.privacy.auditor import Row
+from sottovoce.problems.data.models import paper_cnn
 from sottovoce.privacy.readers.metrics import success_rate
 from sottovoce.storage.execution import Execution
 from sottovoce.studies import hidden_states
@@ -151,6 +152,7 @@ def test_glorot_weights_stay_in_their_bounds_and_differ_by_run():
     assert first.abs().max() <= bound
     assert first.abs().max() > 0.9 * bound
     assert not (start[0] == start[1]).all()
+    assert sum(one.numel() for one in paper_cnn().parameters()) == 1_676_266
     assert Images(model="paper").start == "glorot:4"
 
 

@@ -1,6 +1,7 @@
 """The paper's CNN experiment at a size for tests, and the README's example of an own model."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -11,11 +12,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from scipy import stats
 
 from sottovoce.errors import ProblemError
+from sottovoce.mechanisms import DSGD
 from sottovoce.simulation.options import Options
+from sottovoce.stepsizes import Deterministic
+from sottovoce.storage.execution import Execution
+from sottovoce.storage.store import lock
 from sottovoce.studies import Study
-from sottovoce.studies.learning import LearningSettings
+from sottovoce.studies.learning import LearningSettings, difference, train
 from sottovoce.studies.mnist import mnist_study
 from sottovoce.studies.noise import PAPER_TABLE, NoiseSettings, noise_study
 from sottovoce.studies.training import Training
@@ -95,7 +101,9 @@ def test_partitions_reach_the_agents():
 @pytest.mark.integration
 def test_a_killed_run_continues_and_ends_with_the_same_numbers(tmp_path):
     script = (
-        "import sottovoce.simulation.checkpoint as s; s.SECONDS_BETWEEN_CHECKPOINTS = 0.3\n"
+        "from sottovoce.simulation import checkpoint\n"
+        "assert checkpoint.SECONDS_BETWEEN_CHECKPOINTS == 60\n"
+        "checkpoint.SECONDS_BETWEEN_CHECKPOINTS = 0.3\n"
         "from sottovoce.cli import main; main()"
     )
     command = [
@@ -104,14 +112,14 @@ def test_a_killed_run_continues_and_ends_with_the_same_numbers(tmp_path):
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
-    def finish(out: Path) -> dict:
-        done = subprocess.run(
-            [*command, "--out", out], capture_output=True, env=environment, timeout=120
+    def finish(out: Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, "--out", out], capture_output=True, text=True, env=environment, timeout=120
         )
-        assert done.returncode == 0, done.stderr.decode()
-        return json.loads(done.stdout)["data"]["results"]
 
     undisturbed = finish(tmp_path / "whole")
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    assert "reused" not in undisturbed.stderr
     disturbed = tmp_path / "killed"
     process = subprocess.Popen(
         [*command, "--out", disturbed],
@@ -119,15 +127,53 @@ def test_a_killed_run_continues_and_ends_with_the_same_numbers(tmp_path):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    saved = disturbed / "checkpoint/pdsgd-uniform/runs-0-0.safetensors"
+    saved = "checkpoint/**/simulation-*.safetensors"
     deadline = time.monotonic() + 60
-    while not saved.exists() and time.monotonic() < deadline:
+    while not any(disturbed.glob(saved)) and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert saved.exists()
+    assert any(disturbed.glob(saved))
     assert not (disturbed / "mnist.json").exists()
-    assert finish(disturbed) == undisturbed
+    with lock(disturbed / "checkpoint"):
+        second = finish(disturbed)
+    assert second.returncode == 2
+    assert "is in use by another process" in second.stderr
+    resumed = finish(disturbed)
+    assert re.search(r"reused (the first|all) \d+ rounds of runs 0 to 0", resumed.stderr)
+    assert json.loads(resumed.stdout) == json.loads(undisturbed.stdout)
+    assert not (disturbed / "checkpoint").exists()
+
+
+@pytest.mark.parametrize("piece", [None, 1])
+def test_training_is_reused_unless_it_shall_be_fresh(piece, tmp_path):
+    asked = LearningSettings(training=Training(epochs=1, batch=250), runs=2, piece=piece)
+    said = []
+
+    def accuracy(**execution):
+        said.clear()
+        cases = [("DSGD", DSGD(), Deterministic())]
+        trained = train(asked, cases, Execution(tmp_path, say=said.append, **execution))
+        return trained.last("DSGD")
+
+    first = accuracy()
+    assert said == []
+    assert torch.equal(accuracy(), first)
+    assert [line.startswith("reused") for line in said] == [True]
+    anew = accuracy(fresh=True)
+    assert said == []
+    assert not torch.equal(anew, first)
+    assert torch.equal(accuracy(), anew)
+
+
+def test_the_interval_of_a_difference_is_welchs():
+    generator = torch.Generator().manual_seed(0)
+    ours = torch.randn(5, generator=generator)
+    theirs = 3 * torch.randn(9, generator=generator) + 1
+    expected = stats.ttest_ind(ours.numpy(), theirs.numpy(), equal_var=False)
+    assert difference(ours, theirs) == pytest.approx(tuple(expected.confidence_interval(0.95)))
+    assert difference(ours, ours[:1]) == (-math.inf, math.inf)
+    assert difference(torch.ones(3), torch.zeros(2)) == (1.0, 1.0)
 
 
 def test_the_readmes_example_of_an_own_model_runs_and_is_short():

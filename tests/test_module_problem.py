@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from sottovoce import DSGD, PDSGD, ModuleProblem, Power, Stepsize, complete, ring, simulate
 from sottovoce.errors import DivergedError, ProblemError
@@ -287,3 +287,106 @@ def test_unusable_data_is_refused(change, message):
 def test_validation_sets_must_match_the_agents():
     with pytest.raises(ProblemError, match="validation sets for 3 agents"):
         ModuleProblem(dense(), cross_entropy, blobs(), blobs()[:3])
+
+
+def test_a_problem_is_itself_after_use_and_when_built_again():
+    from sottovoce.problems.data.models import initialise
+
+    def made() -> ModuleProblem:
+        return ModuleProblem(dense(), cross_entropy, blobs(), initialise=initialise)
+
+    problem = made()
+    before = problem.spec
+    simulate(problem, PDSGD(), ring(5), steps=2, insecure_seed=1)
+    assert problem.spec == before == made().spec
+
+
+KINDS = {
+    "arrays": lambda x, y: (x.numpy(), y.numpy()),
+    "small integers": lambda x, y: (x.numpy(), y.numpy().astype("uint8")),
+    "lists": lambda x, y: (x.tolist(), y.tolist()),
+    "dataset": TensorDataset,
+    "list of pairs": lambda x, y: Listed(list(zip(x, y.tolist(), strict=True))),
+    "stream": lambda x, y: Stream(list(zip(x, y, strict=True))),
+    "loader": lambda x, y: DataLoader(TensorDataset(x, y), batch_size=7),
+}
+
+
+class Listed(Dataset):
+    def __init__(self, items: list) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> tuple:
+        return self.items[index]
+
+
+class Stream(IterableDataset):
+    def __init__(self, items: list) -> None:
+        self.items = items
+
+    def __iter__(self):
+        return iter(self.items)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+def test_data_is_taken_as_users_have_it(kind):
+    model = dense()
+    plain = ModuleProblem(model, cross_entropy, blobs(), blobs(seed=1)[0])
+    given = ModuleProblem(
+        model, cross_entropy, [kind(*pair) for pair in blobs()], kind(*blobs(seed=1)[0])
+    )
+    results = [
+        simulate(problem, PDSGD(), ring(5), steps=3, insecure_seed=1) for problem in (plain, given)
+    ]
+    assert torch.equal(results[0].final, results[1].final)
+    for name, values in results[0].metrics.items():
+        assert torch.equal(values, results[1].metrics[name])
+
+
+def test_agents_with_the_same_inputs_keep_their_own_targets():
+    inputs, targets = blobs(1)[0]
+    problem = ModuleProblem(dense(), cross_entropy, [(inputs, targets), (inputs, 2 - targets)])
+    streams = private_streams(1, 2, insecure_seed=1)
+    x, y = problem.samples(streams, 1)
+    for agent, labels in enumerate((targets, 2 - targets)):
+        for one, label in zip(x[0, agent], y[0, agent], strict=True):
+            (place,) = (inputs == one).all(1).nonzero()[0].tolist()
+            assert label == labels[place]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (TensorDataset(torch.zeros(3, 9)), "data is a TensorDataset; accepted: a list with one"),
+        ({"a": 1}, "data is a dict"),
+        ([torch.zeros(2, 9)], "agent 0 is a Tensor that cannot be read.*a torch Dataset or Data"),
+        ([(torch.zeros(3, 9),)], "agent 0 is a tuple that cannot be read"),
+        ([TensorDataset(torch.zeros(3, 9))], "agent 0 is a TensorDataset that cannot be read"),
+        ([DataLoader(TensorDataset(torch.zeros(3, 9)))], "agent 0 is a DataLoader that cannot"),
+        ([("images", "labels")], "agent 0 is a tuple that cannot be read"),
+        ([(torch.zeros(3, 9), 1)], "agent 0 has 3 inputs and 0 targets"),
+        ([*blobs(1), (torch.zeros(2, 8), torch.zeros(2))], "training sets do not fit together"),
+        (None, "data is a NoneType"),
+    ],
+)
+def test_data_that_cannot_be_read_is_refused(data, message):
+    with pytest.raises(ProblemError, match=message):
+        ModuleProblem(dense(), cross_entropy, data)
+
+
+def test_frozen_layers_stay_and_the_others_train():
+    model = dense()
+    for weight in model[1].parameters():
+        weight.requires_grad_(False)
+    before = model[1].weight.clone()
+    problem = ModuleProblem(model, cross_entropy, blobs(), batch=8)
+    assert problem.layout.names == ["3.weight", "3.bias"]
+    assert problem.dimension == 7 * 3 + 3
+    slower = Stepsize(Power(0.5, 0.6))
+    result = simulate(problem, PDSGD(), ring(5), steps=200, stepsize=slower, insecure_seed=1)
+    loss = result.metric("training_loss")[:, 0]
+    assert loss[-1] < 0.7 * loss[0]
+    assert torch.equal(model[1].weight, before)

@@ -1,5 +1,6 @@
 """Pages in a real browser: drawn, quiet, and no wider than a phone."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,10 @@ def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return write_page(folder / "report.html", studies)
 
 
-@pytest.fixture(scope="module", params=[1280, 375])
+@pytest.fixture(scope="module", params=[(1280, False), (375, True)], ids=["desk", "phone, dark"])
 def view(request: pytest.FixtureRequest, page: Path) -> Any:
-    found = seen(page, page.parent, request.param)
-    found["asked"] = request.param
-    return found
+    width, dark = request.param
+    return seen(page, page.parent, width, dark) | {"asked": width, "dark": dark}
 
 
 def test_nothing_goes_wrong_and_no_host_is_asked(view: Any) -> None:
@@ -62,6 +62,19 @@ def test_every_image_is_shown_and_described(view: Any) -> None:
 def test_tooltips_tell_values(view: Any) -> None:
     assert len(view["tooltips"]) == view["charts"]
     assert all(any(letter.isdigit() for letter in text) for text in view["tooltips"])
+
+
+def test_legends_are_whole(view: Any) -> None:
+    assert view["inks"]
+    assert view["cut"] == []
+
+
+def test_charts_are_as_dark_as_the_page(view: Any) -> None:
+    def lightness(colour: str) -> float:
+        return sum(map(int, re.findall(r"\d+", colour)[:3])) / (3 * 255)
+
+    ink, paper = (max(map(lightness, view["inks"])), lightness(view["paper"]))
+    assert (ink - paper > 0.6) if view["dark"] else (paper - ink > 0.6)
 
 
 def test_nothing_scrolls_sideways(view: Any) -> None:

@@ -15,7 +15,6 @@ from sottovoce.problems.data.partitions import (
     dirichlet,
     equal,
     parse_partition,
-    split_validation,
 )
 
 LABELS = torch.arange(1000) % 10
@@ -115,43 +114,6 @@ def test_two_shards_of_ten_agents_are_at_most_two_labels_each() -> None:
 def test_table_counts_what_the_agents_hold() -> None:
     partition = Partition([torch.tensor([0, 1, 2]), torch.tensor([3])], "by hand")
     assert partition.table(torch.tensor([0, 0, 2, 1])) == [[2, 0, 1], [0, 1, 0]]
-
-
-def test_describe_shows_every_agent_aligned() -> None:
-    partition = Partition([torch.tensor([0, 1, 2]), torch.tensor([3])], "by hand")
-    first, *lines = partition.describe(torch.tensor([0, 0, 2, 1])).splitlines()
-    assert first.startswith("by hand")
-    assert [line.split() for line in lines] == [
-        ["agent", "samples", "0", "1", "2"],
-        ["0", "3", "2", "0", "1"],
-        ["1", "1", "0", "1", "0"],
-    ]
-    assert len({len(line) for line in lines}) == 1
-
-
-@given(st.integers(2, 100), st.floats(0.001, 0.999), SEEDS)
-def test_validation_split_divides_each_agents_own_samples(
-    size: int, fraction: float, seed: int
-) -> None:
-    partition = equal(torch.zeros(3 * size, dtype=torch.int64), 3, seed)
-    training, validation = split_validation(partition, fraction, seed)
-    for own, kept, checked in zip(
-        partition.indices, training.indices, validation.indices, strict=True
-    ):
-        assert sorted(torch.cat([kept, checked]).tolist()) == sorted(own.tolist())
-        assert len(kept) >= 1
-        assert len(checked) == min(max(round(size * fraction), 1), size - 1)
-
-
-@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, float("nan")])
-def test_a_fraction_outside_the_open_interval_is_refused(fraction: float) -> None:
-    with pytest.raises(DataError, match="between 0 and 1"):
-        split_validation(equal(LABELS, 5, 0), fraction, 0)
-
-
-def test_an_agent_with_one_sample_cannot_be_split() -> None:
-    with pytest.raises(DataError, match="agent 1 holds 1 sample"):
-        split_validation(by_counts(LABELS, [2, 1], 0), 0.5, 0)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,19 @@ class Experiment:
 UNIFORM = Interval(0.0, 2.0, "uniform")
 DETERMINISTIC = Interval(1.0, 1.0, "deterministic")
 EXPERIMENT = Experiment()
+
+
+def product_density(prior, x, low, high):
+    """Density of u g at x, u uniform on [low, high]."""
+    unit = prior.spread * high
+    y = np.abs(np.asarray(x, dtype=np.float64)) / unit
+    return prior._product(y, (high - low) / high) / (2 * unit)
+
+
+def mean_log_abs(prior):
+    return prior.unit_mean_log_abs + math.log(prior.spread)
+
+
 PRIORS = [UniformPrior(5.0), GaussianPrior(2.0), LaplacePrior(0.7)]
 
 
@@ -136,7 +149,7 @@ def test_quadrature_meets_two_dimensional_integration(prior, low, high):
 @pytest.mark.parametrize("k", [10**3, 10**6])
 def test_thin_laws_approach_the_first_order_limit(prior, k):
     """h(g | λ g) -> E ln|g| - ln k, the product hiding nothing but the law's own width."""
-    limit = prior.mean_log_abs() - math.log(k)
+    limit = mean_log_abs(prior) - math.log(k)
     assert conditional_entropy(EXPERIMENT, prior, k) == pytest.approx(limit, abs=2 / k + 1e-8)
 
 
@@ -144,9 +157,9 @@ def test_thin_laws_approach_the_first_order_limit(prior, k):
 @pytest.mark.parametrize("k", [11, 1000])
 def test_both_forms_of_the_product_density_agree(prior, k, monkeypatch):
     x = np.geomspace(1e-6, 6, 50)
-    thin = prior.product_density(x, 1 - 1 / k, 1.0)
+    thin = product_density(prior, x, 1 - 1 / k, 1.0)
     monkeypatch.setattr(privacy, "_THIN", 0.0)
-    np.testing.assert_allclose(prior.product_density(x, 1 - 1 / k, 1.0), thin, rtol=1e-11 * k)
+    np.testing.assert_allclose(product_density(prior, x, 1 - 1 / k, 1.0), thin, rtol=1e-11 * k)
 
 
 @pytest.mark.parametrize("prior", PRIORS, ids=lambda prior: prior.name)
@@ -157,7 +170,7 @@ def test_product_density_integrates_to_one_and_to_the_product_of_moments(prior, 
 
         def weighted(z: float) -> float:
             y = math.exp(z)
-            return 2 * y ** (power + 1) * float(prior.product_density(y, low, high))
+            return 2 * y ** (power + 1) * float(product_density(prior, y, low, high))
 
         ends = [scale - 45, scale + math.log(max(low / high, 1e-3)), scale, scale + 4]
         return sum(integral(weighted, a, b) for a, b in pairwise(ends))
@@ -168,11 +181,9 @@ def test_product_density_integrates_to_one_and_to_the_product_of_moments(prior, 
     assert moment(2) == pytest.approx(second * factor, rel=1e-9)
 
 
-def test_product_density_at_zero():
-    assert GaussianPrior(1).product_density(0.0, 0.0, 1.0) == math.inf
-    limit = math.log(2) / 0.5 / math.sqrt(2 * math.pi)
-    assert GaussianPrior(1).product_density(0.0, 0.5, 1.0) == pytest.approx(limit, rel=1e-12)
-    assert LaplacePrior(1).product_density([[-2.0, 2.0]], 0.0, 1.0) == pytest.approx(exp1(2) / 2)
+def test_product_density_of_a_closed_form():
+    """|g| standard exponential and u uniform on [0, 1]: the density of u|g| is E1."""
+    assert product_density(LaplacePrior(1), [[-2.0, 2.0]], 0.0, 1.0) == pytest.approx(exp1(2) / 2)
 
 
 @pytest.mark.parametrize("prior", PRIORS, ids=lambda prior: prior.name)
@@ -188,7 +199,7 @@ def test_prior_moments_match_integration(prior):
         return sum(integral(weighted, a, b) for a, b in pairwise(ends))
 
     assert prior.entropy() == pytest.approx(mean(lambda z, p: -math.log(p)), abs=1e-9)
-    assert prior.mean_log_abs() == pytest.approx(mean(lambda z, p: z), abs=1e-9)
+    assert mean_log_abs(prior) == pytest.approx(mean(lambda z, p: z), abs=1e-9)
 
 
 @pytest.mark.parametrize("prior", PRIORS, ids=lambda prior: prior.name)
@@ -197,7 +208,7 @@ def test_samples_follow_the_prior(prior):
     assert g.shape == (200_000,)
     logs = np.log(np.abs(g))
     error = logs.std() / math.sqrt(g.size)
-    assert abs(logs.mean() - prior.mean_log_abs()) < 4 * error
+    assert abs(logs.mean() - mean_log_abs(prior)) < 4 * error
     assert abs(g.mean()) < 4 * g.std() / math.sqrt(g.size)
 
 
@@ -311,10 +322,25 @@ def test_mse_lower_bound_is_met_by_a_gaussian():
 
 
 @pytest.mark.parametrize("prior", [UniformPrior, GaussianPrior, LaplacePrior])
-@pytest.mark.parametrize("value", [0, -1.0, math.inf, math.nan, "5", True])
+@pytest.mark.parametrize("value", [0, -1.0, 1e-300, 1e300, math.inf, math.nan, "5", True])
 def test_bad_prior_parameters_are_refused(prior, value):
     with pytest.raises(PrivacyError, match=r"(kappa|sigma|scale) (is|must be)"):
         prior(value)
+
+
+@pytest.mark.parametrize("spread", [1e-150, 1e150])
+@pytest.mark.parametrize("prior", privacy.PRIORS.values())
+def test_the_bound_scales_with_the_prior(prior, spread):
+    """g in other units: the error is that of the unit prior times the squared unit."""
+    found, unit = bound(UNIFORM, prior(spread)), bound(UNIFORM, prior(1.0))
+    assert found.mse_lower_bound == pytest.approx(spread**2 * unit.mse_lower_bound, rel=1e-9)
+
+
+def test_rounds_whose_interval_is_too_thin_are_refused():
+    assert bound(EXPERIMENT, UniformPrior(5), 10**8).entropy_nats < -15
+    with pytest.raises(PrivacyError, match="accepted for this law: 1 to 100,000,000"):
+        bound(EXPERIMENT, UniformPrior(5), 10**17)
+    assert bound(UNIFORM, UniformPrior(5), 10**17).entropy_nats == pytest.approx(1.0322, abs=1e-4)
 
 
 @pytest.mark.parametrize("k", [0, -3, 1.5, "2", True])
@@ -340,5 +366,3 @@ def test_other_bad_arguments_are_refused():
         mse_lower_bound(math.nan)
     with pytest.raises(PrivacyError, match="kappa is 0"):
         uniform_closed_form(0)
-    with pytest.raises(PrivacyError, match="no width"):
-        UniformPrior(5).product_density(1.0, 1.0, 1.0)

@@ -266,3 +266,41 @@ def test_logistic_gradients_of_many_runs_are_those_of_few() -> None:
         some = private_streams(range(run, run + 1), 4, insecure_seed=2)
         one = problem.gradient(state[run : run + 1], some, 3, state[run : run + 1].clone())
         assert torch.allclose(many[run], one[0], rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("convert", [torch.Tensor.numpy, torch.Tensor.tolist])
+def test_arrays_and_lists_serve_as_tensors_do(convert):
+    curvature, target = torch.eye(2).double().expand(3, 2, 2), torch.ones(3, 2).double()
+    features, labels = torch.rand(3, 4, 2).double(), torch.tensor([[1, -1, 1, -1]] * 3)
+    for kind, tensors in (
+        (Quadratic, (curvature, target)),
+        (Logistic, (features, labels)),
+        (Estimation, (curvature, [target, target, 2 * target])),
+    ):
+        given = [
+            list(map(convert, one)) if isinstance(one, list) else convert(one) for one in tensors
+        ]
+        assert kind(*given).spec == kind(*tensors).spec
+
+
+@pytest.mark.parametrize("wrong", ["text", [[1.0], [1.0, 2.0]], None, {"a": 1}])
+def test_what_is_no_array_is_refused(wrong):
+    for make in (
+        lambda: Quadratic(wrong, wrong),
+        lambda: Logistic(wrong, wrong),
+        lambda: Estimation(wrong, [torch.ones(2, 2)]),
+        lambda: Estimation(torch.ones(1, 2, 2), [wrong]),
+    ):
+        with pytest.raises(ProblemError, match="accepted: a torch tensor, a numpy array or nested"):
+            make()
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+def test_using_a_problem_does_not_change_its_spec(make):
+    problem = make()
+    before = problem.spec
+    streams = private_streams(3, problem.agents, insecure_seed=1)
+    state = problem.start(range(3), streams)
+    problem.gradient(state, streams, 1, torch.empty_like(state))
+    problem.measure(state)
+    assert problem.spec == before == make().spec

@@ -27,7 +27,7 @@ from sottovoce.simulation.runner import simulate
 from sottovoce.studies import Study, Table
 from sottovoce.studies.bound import BoundSettings, bound_study
 from sottovoce.studies.everything import verdicts
-from sottovoce.studies.study import Verdict
+from sottovoce.studies.judging import Verdict
 
 CLI = [sys.executable, "-c", "from sottovoce.cli import main; main()"]
 

@@ -1,5 +1,6 @@
 """Stepsizes: moments against closed forms and samples, and the text that names them."""
 
+import json
 import math
 
 import numpy as np
@@ -21,6 +22,7 @@ from sottovoce.stepsizes import (
     Uniform,
     parse_stepsize,
 )
+from sottovoce.storage.identity import digest
 
 LAW_LIST = list(LAWS.values())
 
@@ -232,3 +234,42 @@ def test_steps_keep_the_type_of_the_gradient(dtype: torch.dtype) -> None:
         stepsize.scale_(gradient, private_streams(1, 2), 1)
         assert gradient.dtype == dtype
         assert np.isfinite(gradient.numpy()).all()
+
+
+class Halved:
+    """A law of a user's own."""
+
+    name = "halved"
+
+    def interval(self, k: int) -> tuple[float, float]:
+        return 0.0, 1.0
+
+
+STEPSIZES = [
+    Stepsize(),
+    Stepsize(Power(2, 0.75, 3, 5), Uniform(), "agent"),
+    Stepsize(Power((0.1, 0.2, 0.3)), Deterministic()),
+    Stepsize(deviation=PrivateDeviation(5, 0.2, 0.3)),
+]
+OWN = [Stepsize(Custom(lambda k: 1 / k, name="mine")), Stepsize(law=Halved())]
+
+
+@pytest.mark.parametrize("stepsize", STEPSIZES, ids=str)
+def test_a_stepsize_is_rebuilt_from_its_spec(stepsize: Stepsize) -> None:
+    assert Stepsize.from_spec(json.loads(json.dumps(stepsize.spec))) == stepsize
+
+
+@pytest.mark.parametrize("stepsize", OWN, ids=str)
+def test_a_stepsize_of_ones_own_must_be_given(stepsize: Stepsize) -> None:
+    spec = json.loads(json.dumps(stepsize.spec))
+    assert Stepsize.from_spec(spec, stepsize) is stepsize
+    with pytest.raises(StepsizeError, match=r"uses '(mine|halved)', but nothing was given; give"):
+        Stepsize.from_spec(spec)
+    with pytest.raises(StepsizeError, match="but experiment:1/k:coordinate was given"):
+        Stepsize.from_spec(spec, Stepsize())
+
+
+def test_every_number_of_a_stepsize_is_in_its_spec() -> None:
+    every = [*STEPSIZES, *OWN, Stepsize(Custom(lambda k: 2 / k, name="mine"))]
+    assert len({digest(stepsize.spec) for stepsize in every}) == len(every)
+    assert Stepsize(Power(2)).spec == Stepsize(Power(2.0)).spec

@@ -20,8 +20,9 @@ from sottovoce.studies.estimation import (
     overall,
     phases_text,
 )
+from sottovoce.studies.judging import all_hold, judge, unanimous
 from sottovoce.studies.rates import RatesSettings, fit_slope, rates_study
-from sottovoce.studies.study import Kind, Table, all_hold, judge, kinds, register, unanimous
+from sottovoce.studies.study import Kind, Table, kinds, register
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,8 @@ import torch
 
 from sottovoce.errors import ResultError, SimulationError
 from sottovoce.graphs import grid
-from sottovoce.mechanisms import ALGORITHMS, PDSGD, Algorithm
+from sottovoce.mechanisms import ALGORITHMS, PDSGD, Clock, Flow, Mechanism
+from sottovoce.mechanisms.reference import split_step
 from sottovoce.problems import Quadratic
 from sottovoce.randomness import private_streams
 from sottovoce.simulation.options import Options
@@ -21,7 +22,7 @@ RUNS, ROUNDS = [0, 2], [1, 2, 3, 7, 8]
 STEPSIZE = Stepsize(law=Uniform())
 
 
-def recorded(algorithm: Algorithm, **options: object) -> Transcript:
+def recorded(algorithm: Mechanism, **options: object) -> Transcript:
     result = simulate(
         Quadratic.random(6, 4),
         algorithm,
@@ -37,7 +38,7 @@ def recorded(algorithm: Algorithm, **options: object) -> Transcript:
 
 
 @pytest.mark.parametrize("algorithm", EVERY, ids=str)
-def test_every_link_carries_its_message_and_nobodys_own_is_there(algorithm: Algorithm) -> None:
+def test_every_link_carries_its_message_and_nobodys_own_is_there(algorithm: Mechanism) -> None:
     transcript = recorded(algorithm)
     pairs = list(zip(transcript.sender.tolist(), transcript.receiver.tolist(), strict=True))
     both_ways = GRAPH.links + [(j, i) for i, j in GRAPH.links]
@@ -46,16 +47,18 @@ def test_every_link_carries_its_message_and_nobodys_own_is_there(algorithm: Algo
     assert (transcript.rounds, transcript.runs) == (ROUNDS, RUNS)
 
 
-def shares_of(algorithm: Algorithm, transcript: Transcript, row: int) -> torch.Tensor:
+def shares_of(algorithm: Mechanism, transcript: Transcript, row: int) -> torch.Tensor:
     """The shares of a recorded round, drawn again from the seed: (recorded runs, routes, d)."""
     steps = torch.zeros(3, 6, 4, dtype=torch.float64)
     steps[RUNS] = transcript.truth.steps[row]
     streams = private_streams(3, 6, insecure_seed=3)
-    return algorithm.shares(steps, GRAPH.routes(), streams, ROUNDS[row], STEPSIZE)[RUNS]
+    flow = Flow(steps, steps, GRAPH.routes(), streams, STEPSIZE, Clock(ROUNDS[row]))
+    split_step(algorithm, flow)
+    return flow.shares[RUNS]
 
 
 @pytest.mark.parametrize("algorithm", EVERY, ids=str)
-def test_messages_are_weighted_states_less_shares(algorithm: Algorithm) -> None:
+def test_messages_are_weighted_states_less_shares(algorithm: Mechanism) -> None:
     """v_ij = w_ij x_j - share_ij, with the private numbers drawn again from the seed."""
     transcript = recorded(algorithm)
     routes = GRAPH.routes()
@@ -71,7 +74,7 @@ def test_messages_are_weighted_states_less_shares(algorithm: Algorithm) -> None:
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("algorithm", EVERY, ids=str)
-def test_messages_and_what_stays_make_the_next_state(algorithm: Algorithm, exact: bool) -> None:
+def test_messages_and_what_stays_make_the_next_state(algorithm: Mechanism, exact: bool) -> None:
     transcript = recorded(algorithm, exact=exact)
     own = GRAPH.routes().own
     weight = torch.from_numpy(GRAPH.mixing.diagonal())
@@ -120,7 +123,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     for name in ("states", "gradients", "steps"):
         assert torch.equal(getattr(loaded.truth, name), getattr(transcript.truth, name))
     assert (loaded.rounds, loaded.runs) == (ROUNDS, RUNS)
-    assert (loaded.algorithm, loaded.stepsize) == ("pdsgd:uniform", "uniform:1/k:coordinate")
+    assert (loaded.algorithm, loaded.stepsize) == (PDSGD(), STEPSIZE)
     assert (loaded.graph.mixing != transcript.graph.mixing).nnz == 0
     assert (loaded.graph.name, loaded.graph.weights) == ("grid:2x3", "metropolis")
 

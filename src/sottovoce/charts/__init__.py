@@ -18,6 +18,7 @@ from sottovoce.charts.style import (
     FONT,
     PALETTE,
     SOFT_INK,
+    THEME,
     axis,
     dashes,
     domain,
@@ -96,16 +97,12 @@ def line_chart(
         raise SottovoceError(f"labels of series must differ; given {labels}")
     rules = [(float(y), text) for y, text in rules if _shown(float(y), log_y)]
     rows, extent = _rows(series, [y for y, _ in rules], log_x, log_y)
-    x_low, x_high = domain(extent["x"], log_x, padding=0.0)
-    y_low, y_high = domain(extent["y"], log_y, padding=0.05)
+    wide = domain(extent["x"], log_x, padding=0.0)
+    high = domain(extent["y"], log_y, padding=0.05)
 
-    x = alt.X(
-        "x:Q",
-        scale=scale((x_low, x_high), log_x),
-        axis=axis(x_title, (x_low, x_high), log_x, grid=False),
-    )
-    y_scale = scale((y_low, y_high), log_y)
-    y = alt.Y("y:Q", scale=y_scale, axis=axis(y_title, (y_low, y_high), log_y, grid=True))
+    x = alt.X("x:Q", scale=scale(wide, log_x), axis=axis(x_title, wide, log_x, grid=False))
+    y_scale = scale(high, log_y)
+    y = alt.Y("y:Q", scale=y_scale, axis=axis(y_title, high, log_y, grid=True))
     columns = max(1, min(len(labels), int(width / (46 + 6.4 * max(map(len, labels))))))
     legend = alt.Legend(title=None, columns=columns)
     colours = alt.Scale(domain=labels, range=palette(len(labels)))
@@ -141,7 +138,7 @@ def line_chart(
                 fillOpacity=alt.when(picked).then(alt.value(0.16)).otherwise(alt.value(0.02)),
             )
         )
-    layers += _rule_layers(alt, rules, y_scale, (y_low, y_high), log_y, width, height)
+    layers += _rule_layers(rules, y_scale, high, log_y, size)
     visible = alt.when(picked).then(alt.value(1.0)).otherwise(alt.value(0.1))
     layers.append(
         base.mark_line(strokeWidth=2.2, strokeJoin="round")
@@ -207,18 +204,12 @@ def network_chart(
         }
         for agent, (x, y) in positions.items()
     ]
-    edges = [
-        {
-            "x": float(positions[i][0]),
-            "y": float(positions[i][1]),
-            "x2": float(positions[j][0]),
-            "y2": float(positions[j][1]),
-            "from": i,
-            "to": j,
-        }
-        for i, j in links
-        if i != j
-    ]
+    edges = []
+    for i, j in links:
+        if i != j:
+            near, far = (list(map(float, positions[end])) for end in (i, j))
+            ends = dict(zip(("x", "y", "x2", "y2"), near + far, strict=True))
+            edges.append({**ends, "from": i, "to": j})
     size = size or (380 if len(nodes) <= 30 else 560)
     xs, ys = [float(x) for x, _ in positions.values()], [float(y) for _, y in positions.values()]
     half = max(max(xs) - min(xs), max(ys) - min(ys), 1e-9) / 2 * 1.15
@@ -267,15 +258,11 @@ def panel(charts: Sequence[alt.LayerChart], columns: int = 2) -> alt.ConcatChart
         raise SottovoceError("a panel needs at least one chart; none was given")
     if columns < 1:
         raise SottovoceError(f"a panel needs at least one column; given {columns}")
-    bare = []
-    for chart in charts:
-        # Altair accepts the style of a compound chart at its top alone.
-        copy = chart.copy()
-        copy.config = alt.Undefined
-        copy.background = alt.Undefined
-        copy.padding = alt.Undefined
-        copy.usermeta = alt.Undefined
-        bare.append(copy)
+    # Altair accepts the style of a compound chart at its top alone.
+    bare = [chart.copy() for chart in charts]
+    for copy in bare:
+        for name in THEME:
+            setattr(copy, name, alt.Undefined)
     apart = alt.Resolve(scale=alt.ScaleResolveMap(color="independent", strokeDash="independent"))
     grid = alt.concat(*bare, columns=columns, spacing=36, resolve=apart)
     return styled(grid)
@@ -360,17 +347,18 @@ def _rows(
 
 
 def _rule_layers(
-    alt: Any,
     rules: Sequence[tuple[float, str]],
     y_scale: Any,
     domain: tuple[float, float],
     log: bool,
-    width: int,
-    height: int,
+    size: tuple[int, int],
 ) -> list[Any]:
     """Grey horizontal lines, each named to the right of the plot where no data can cover it."""
+    import altair as alt
+
     if not rules:
         return []
+    width, height = size
     low, high = (math.log(edge) if log else edge for edge in domain)
     rows: list[dict[str, Any]] = []
     previous = -math.inf

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import textwrap
 from collections.abc import Sequence
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -18,8 +20,12 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4
 SOLID_DASHES = ((1, 0), (12, 3), (12, 3, 3, 3), (7, 2), (12, 3, 3, 3, 3, 3), (18, 4), (7, 2, 2, 2))
 BROKEN_DASHES = ((5, 4), (2, 3), (5, 3, 2, 3), (3, 5), (1, 2), (6, 6), (2, 6))
 
-INK, SOFT_INK, FAINT = "#222222", "#5A5A5A", "#E6E6E6"
-FONT = "Helvetica Neue, Helvetica, Arial, Liberation Sans, sans-serif"
+THEME: dict[str, Any] = json.loads((files("sottovoce.charts") / "theme.json").read_text())
+"""What every chart has in common, as Vega-Lite's own JSON."""
+
+FONT: str = THEME["config"]["font"]
+INK: str = THEME["config"]["title"]["color"]
+SOFT_INK: str = THEME["config"]["title"]["subtitleColor"]
 
 
 def domain(values: Sequence[float], log: bool, padding: float) -> tuple[float, float]:
@@ -99,55 +105,5 @@ def heading(title: str, subtitle: str, width: int) -> alt.TitleParams:
 def styled(chart: Chart) -> Chart:
     """The chart with the project's theme; the menu of the HTML page offers pictures alone."""
     anything: Any = chart
-    themed: Chart = (
-        anything.properties(background="white", padding=16)
-        .configure(font=FONT)
-        .configure_view(stroke=None)
-        .configure_title(
-            anchor="start",
-            frame="group",
-            fontSize=17,
-            fontWeight="bold",
-            color=INK,
-            offset=14,
-            subtitleFontSize=12.5,
-            subtitleColor=SOFT_INK,
-            subtitlePadding=6,
-            subtitleLineHeight=17,
-            lineHeight=21,
-        )
-        .configure_axis(
-            labelFontSize=12,
-            labelColor=SOFT_INK,
-            titleFontSize=13,
-            titleFontWeight="normal",
-            titleColor=INK,
-            titlePadding=10,
-            gridColor=FAINT,
-            domainColor="#999999",
-            tickColor="#999999",
-            labelFlush=False,
-        )
-        .configure_axisY(domain=False, ticks=False, labelPadding=8)
-        .configure_legend(
-            orient="top",
-            direction="horizontal",
-            labelFontSize=12.5,
-            labelColor=INK,
-            labelLimit=0,
-            symbolType="stroke",
-            symbolSize=576,
-            rowPadding=0,
-            symbolStrokeWidth=2.4,
-            columnPadding=22,
-            offset=8,
-        )
-        .properties(
-            usermeta={
-                "embedOptions": {
-                    "actions": {"export": True, "source": False, "compiled": False, "editor": False}
-                }
-            }
-        )
-    )
+    themed: Chart = anything.properties(**THEME)
     return themed

@@ -1,33 +1,34 @@
-"""`sottovoce`: its commands, and what every one of them does on a wrong argument."""
+"""`sottovoce`: its commands, loaded when called, and what each does on a wrong argument."""
 
 import os
 import sys
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
-import torch
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from sottovoce import __version__
-from sottovoce.cli import audit, demo, inspect, report, reproduce, train
-from sottovoce.cli.show import notes
 from sottovoce.errors import SottovoceError
 
-app = typer.Typer(
-    name="sottovoce",
-    help="Private decentralized training: agents learn one model and talk to neighbours only.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-app.add_typer(reproduce.app, name="reproduce", help="Repeat the paper's experiments.")
-app.command("check")(inspect.check)
-app.command("bound")(inspect.bound)
-app.command("graph")(inspect.graph)
-app.command("audit")(audit.audit)
-app.command("report")(report.report)
-app.command("train")(train.train)
-app.command("demo")(demo.demo)
+COMMANDS = {
+    "reproduce": ("reproduce:app", "Repeat the paper's experiments."),
+    "check": ("inspect:check", "Decide every assumption of the theorems, with its number."),
+    "bound": ("inspect:bound", "Say how much an observer of the messages must still not know."),
+    "graph": ("inspect:graph", "Describe a graph and its mixing matrix."),
+    "audit": ("audit:audit", "Train, record the messages, attack them, and say what leaked."),
+    "report": ("pages:report", "Write one HTML page from saved results."),
+    "train": ("agents:train", "Train with one process for each agent on this machine."),
+    "demo": ("pages:demo", "Train, overhear the messages, and show what they reveal."),
+}
+"""Name: its place (`module:name` in sottovoce.cli, a function or a Typer) and its line of help."""
+
+
+def _be_quiet(asked: bool) -> None:
+    if asked:
+        from sottovoce.cli.show import notes
+
+        notes.quiet = True
 
 
 def _show_version(asked: bool) -> None:
@@ -36,11 +37,65 @@ def _show_version(asked: bool) -> None:
         raise typer.Exit()
 
 
+class _Commands(TyperGroup):
+    """A group that imports the module of a command only when that command is called.
+
+    Listings and completion of command names see stand-ins that have a line of help alone.
+    """
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for name, (_, line) in COMMANDS.items():
+            self.add_command(TyperCommand(name, help=line, rich_markup_mode=None))
+
+    def resolve_command(self, context: Any, arguments: list[str]) -> Any:
+        name, found, rest = super().resolve_command(context, arguments)
+        return name, self._loaded(name) if found and name else found, rest
+
+    def _loaded(self, name: str) -> Any:
+        place, line = COMMANDS[name]
+        module, _, attribute = place.partition(":")
+        found = getattr(import_module(f"sottovoce.cli.{module}"), attribute)
+        parent = typer.Typer(add_completion=False, rich_markup_mode=None)
+        parent.callback()(lambda: None)
+        if isinstance(found, typer.Typer):
+            parent.add_typer(found, name=name, help=line)
+        else:
+            parent.command(name)(found)
+        group: Any = typer.main.get_command(parent)
+        command = group.commands[name]
+        quiet = [option for option in self.params if option.name == "quiet"]
+        for each in (command, *getattr(command, "commands", {}).values()):
+            each.params += quiet
+        return command
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="Private decentralized training: agents learn one model and talk to neighbours only.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
 @app.callback()
 def _options(
     version: Annotated[
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
+    ] = False,
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "--quiet",
+            "-q",
+            callback=_be_quiet,
+            expose_value=False,
+            is_eager=True,
+            help="Print nothing on stderr but errors.",
+        ),
     ] = False,
 ) -> None:
     pass
@@ -49,24 +104,34 @@ def _options(
 def _use_idle_cores() -> None:
     """Give torch no more threads than there are idle cores, unless OMP_NUM_THREADS says how many.
 
-    Threads that share a core wait for one another in every operation (docs/speed.md).
+    Threads that share a core wait for one another in every operation (docs/speed.md). Torch reads
+    the variable when it is imported.
     """
-    if "OMP_NUM_THREADS" not in os.environ and hasattr(os, "getloadavg"):
-        idle = round((os.cpu_count() or 1) - os.getloadavg()[0])
-        torch.set_num_threads(max(1, min(torch.get_num_threads(), idle)))
+    if hasattr(os, "getloadavg"):
+        cores = os.cpu_count() or 1
+        idle = max(1, min(cores, round(cores - os.getloadavg()[0])))
+        os.environ.setdefault("OMP_NUM_THREADS", str(idle))
 
 
 def main() -> None:
-    """Run the command line; exit with 0 when fine, 1 when a check failed, 2 on bad usage."""
+    """Run the command line.
+
+    Exit code: 0 when all is well, 1 when a check failed, 2 on bad usage, 130 when interrupted.
+    """
     _use_idle_cores()
+    code = 2
     try:
         app(prog_name="sottovoce")
+        return
     except SottovoceError as error:
-        notes.print(f"{type(error).__name__}: {error}", markup=False, soft_wrap=True)
-        sys.exit(2)
-    except OSError as error:
-        notes.print(f"cannot read or write: {error}", markup=False, soft_wrap=True)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        notes.print("interrupted")
-        sys.exit(130)
+        fault = f"{type(error).__name__}: {error}"
+    except (OSError, MemoryError) as error:
+        kind = "cannot read or write" if isinstance(error, OSError) else "not enough memory"
+        fault = f"{kind}: {error}"
+    except (KeyboardInterrupt, SystemExit) as stopped:
+        # Typer turns an interruption within a command into the exit code 130 and says nothing.
+        if getattr(stopped, "code", 130) != 130:
+            raise
+        fault, code = "interrupted", 130
+    typer.echo(fault, err=True)
+    sys.exit(code)

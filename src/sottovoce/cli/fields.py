@@ -3,24 +3,30 @@
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import MISSING
+from dataclasses import dataclass, field
+from functools import partial
 from inspect import Parameter, Signature, getdoc
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
-from sottovoce.cli.show import finish, notes, show_progress
+from sottovoce.cli.show import finish, say, show_progress
 from sottovoce.storage.execution import Execution
 from sottovoce.storage.store import lock
-from sottovoce.studies.settings import build, flag, options
+from sottovoce.studies.settings import build, flag, option, options
 
-_COMMON: dict[str, tuple[Any, str, str]] = {
-    "as_json": (False, "--json", "Print JSON alone on stdout."),
-    "quiet": (False, "--quiet", "Say nothing on stderr unless something is wrong."),
-    "fresh": (False, "--fresh", "Compute everything anew, whatever an earlier run has left."),
-    "report": (False, "--report", "Write report.html too: all of it on one page."),
-}
+
+@dataclass(frozen=True, kw_only=True)
+class _Common:
+    """Options that every such command has."""
+
+    out: Path = field(default=Path(), metadata={"help": "Folder for data and pictures."})
+    as_json: bool = option(False, "Print JSON alone on stdout.", option="--json")
+    fresh: bool = option(
+        False, "Compute everything anew, whatever an earlier run has left.", option="--fresh"
+    )
+    report: bool = option(False, "Write report.html too: all of it on one page.", option="--report")
 
 
 def command(
@@ -41,63 +47,48 @@ def command(
     """
 
     def call(**given: Any) -> None:
-        common = {name: given.pop(name) for name in (*_COMMON, "out")}
         values = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
-        folder = common["out"]
-        asked = build(settings, values)
-        execution = Execution(
-            folder / parts, common["fresh"], show_progress() and not common["quiet"], _say
-        )
-        notes.quiet = common["quiet"]
-        try:
-            with _locked(folder / parts, shared):
-                show(run(asked, execution), folder, common["as_json"], common["report"])
-                if temporary:
-                    shutil.rmtree(folder / parts)
-        finally:
-            notes.quiet = False
+        asked, how = build(settings, values), build(_Common, values)
+        folder = how.out / parts
+        execution = Execution(folder, how.fresh, show_progress(), partial(say, style="dim"))
+        with _locked(folder, shared):
+            show(run(asked, execution), how.out, how.as_json, how.report)
+            if temporary:
+                shutil.rmtree(folder)
 
-    call.__doc__ = getdoc(run)
-    call.__signature__ = Signature([*_parameters(settings), *_common(out)])  # type: ignore[attr-defined]
-    call.__annotations__ = {}
+    parameters = [*_parameters(settings), *_parameters(_Common)]
+    signature = Signature([p.replace(default=out) if p.name == "out" else p for p in parameters])
+    call.__doc__, call.__annotations__ = getdoc(run), {}
+    call.__signature__ = signature  # type: ignore[attr-defined]
     return call
+
+
+def _parameters(settings: type) -> Iterator[Parameter]:
+    for one, hint in options(settings):
+        default: Any = one.default
+        if get_origin(hint) is tuple:
+            hint, default = list.__class_getitem__(get_args(hint)[0]), list(default)
+        # typer itself makes --x/--no-x of a yes or no that has no name of its own.
+        names = () if hint is bool and "option" not in one.metadata else (flag(one),)
+        described = typer.Option(*names, help=one.metadata["help"], min=one.metadata.get("min"))
+        yield Parameter(
+            one.name,
+            Parameter.KEYWORD_ONLY,
+            default=default,
+            annotation=Annotated[hint, described],
+        )
 
 
 @contextmanager
 def _locked(folder: Path, shared: bool) -> Iterator[None]:
     """Hold the folder; where the work left nothing in it, leave no folder either."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     with lock(folder, shared):
         try:
             yield
         finally:
-            if folder.exists() and [path.name for path in folder.iterdir()] == [".lock"]:
-                shutil.rmtree(folder)
+            if made and len(list(folder.glob("*"))) < 2:
+                (folder / ".lock").unlink(missing_ok=True)
             with suppress(OSError):
-                folder.parent.rmdir()
-
-
-def _say(line: str) -> None:
-    notes.print(line, style="dim", markup=False, soft_wrap=True)
-
-
-def _parameters(settings: type) -> Iterator[Parameter]:
-    for one, hint in options(settings):
-        default: Any = ... if one.default is MISSING else one.default
-        if get_origin(hint) is tuple:
-            hint, default = list.__class_getitem__(get_args(hint)[0]), list(default)
-        # typer itself makes --x/--no-x of a yes or no.
-        names = () if hint is bool else (flag(one),)
-        described = typer.Option(*names, help=one.metadata.get("help"), min=one.metadata.get("min"))
-        yield _parameter(one.name, hint, default, described)
-
-
-def _common(out: Path) -> Iterator[Parameter]:
-    described = typer.Option("--out", help="Folder for data and pictures.")
-    yield _parameter("out", Path, out, described)
-    for name, (default, option, help) in _COMMON.items():
-        yield _parameter(name, bool, default, typer.Option(option, help=help))
-
-
-def _parameter(name: str, hint: Any, default: Any, described: Any) -> Parameter:
-    kind = Parameter.KEYWORD_ONLY
-    return Parameter(name, kind, default=default, annotation=Annotated[hint, described])
+                for path in made:
+                    path.rmdir()

@@ -2,47 +2,20 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import typer
 
 from sottovoce.cli.options import AsJson, GraphName, Weights
-from sottovoce.cli.show import answers, print_json, print_table, print_written
+from sottovoce.cli.show import answers, print_json, print_rows, print_written
 from sottovoce.errors import GraphError, PrivacyError
-from sottovoce.graphs import Graph, from_matrix, parse_graph
-from sottovoce.mechanisms import parse_algorithm
-from sottovoce.privacy.accountant import Account, account
-from sottovoce.privacy.adversaries import parse_adversary
-from sottovoce.privacy.advice import advice
-from sottovoce.privacy.entropy import GaussianPrior, GradientPrior, LaplacePrior, UniformPrior
-from sottovoce.privacy.entropy import bound as privacy_bound
-from sottovoce.privacy.linear_group import Start
-from sottovoce.stepsizes import LAWS, parse_stepsize
-from sottovoce.stepsizes.conditions import Condition, mixing_conditions, theorem_conditions
-from sottovoce.studies.study import Table
+from sottovoce.graphs import Graph, parse_graph
+from sottovoce.graphs.graph import DIAMETER_LIMIT
 
-
-def _graph_with_weights(name: str | None, weights: str) -> Graph:
-    """The named graph, ring:5 unless given; a W of the user's must keep to the graph if named."""
-    if not weights.endswith(".csv"):
-        return parse_graph(name or "ring:5", weights)
-    try:
-        matrix = np.loadtxt(weights, delimiter=",", ndmin=2)
-    except ValueError as error:
-        raise GraphError(f"{weights} is not a matrix of numbers: {error}") from error
-    built = from_matrix(matrix, Path(weights).name)
-    if name is None:
-        return built
-    allowed = parse_graph(name)
-    if built.agents != allowed.agents:
-        fault = f"W is for {built.agents} agents, but {name} has {allowed.agents}"
-        raise GraphError(fault, [fault])
-    known = set(allowed.links)
-    if off := [link for link in built.links if link not in known]:
-        fault = f"W has weights off the graph {name}: {', '.join(map(str, off[:5]))}"
-        raise GraphError(fault, [fault])
-    return built
+if TYPE_CHECKING:
+    from sottovoce.privacy.accountant import Account
+    from sottovoce.privacy.linear_group import Start
+    from sottovoce.stepsizes.conditions import Condition
 
 
 def check(
@@ -63,10 +36,15 @@ def check(
 
     Then say what the algorithm gives away on this graph, and what to use instead.
     """
+    from sottovoce.mechanisms import parse_algorithm
+    from sottovoce.privacy.advice import advice
+    from sottovoce.stepsizes import parse_stepsize
+    from sottovoce.stepsizes.conditions import mixing_conditions, theorem_conditions
+
     law, rule = parse_stepsize(stepsize), parse_algorithm(algorithm)
     built: Graph | GraphError
     try:
-        built = _graph_with_weights(graph, weights)
+        built = parse_graph(graph, weights)
     except GraphError as error:
         if not error.faults:
             raise
@@ -103,13 +81,13 @@ def check(
         raise typer.Exit(1)
 
 
-def _print_conditions(title: str, conditions: Sequence[Condition], faults: Sequence[str]) -> None:
+def _print_conditions(title: str, conditions: Sequence["Condition"], faults: Sequence[str]) -> None:
     verdicts = {True: "met", False: "VIOLATED", None: "not decidable"}
     cells = [
         (verdicts[c.met], c.name, "" if c.value is None else f"{c.value:.6g}", c.reason)
         for c in conditions
     ]
-    print_table(Table(title, ("verdict", "assumption", "number", "why"), cells))
+    print_rows(title, ("verdict", "assumption", "number", "why"), cells)
     if faults:
         answers.print("The theorems do not cover this setting:")
         for fault in faults:
@@ -157,8 +135,13 @@ def bound(
     multiplier of the gradient and as (ε, δ). --law, --kappa, --k and --prior have no part in it.
     """
     if algorithm is not None:
+        from sottovoce.mechanisms import parse_algorithm
+        from sottovoce.privacy.accountant import account
+        from sottovoce.privacy.adversaries import parse_adversary
+        from sottovoce.stepsizes import parse_stepsize
+
         found_account = account(
-            _graph_with_weights(graph, weights),
+            parse_graph(graph, weights),
             parse_algorithm(algorithm),
             parse_adversary(adversary),
             rounds=rounds,
@@ -170,17 +153,16 @@ def bound(
         )
         _show_account(found_account, out, as_json)
         return
-    priors: dict[str, type[GradientPrior]] = {
-        "uniform": UniformPrior,
-        "gaussian": GaussianPrior,
-        "laplace": LaplacePrior,
-    }
-    if law not in LAWS or prior not in priors:
+    from sottovoce.privacy.entropy import PRIORS
+    from sottovoce.privacy.entropy import bound as privacy_bound
+    from sottovoce.stepsizes import LAWS
+
+    if law not in LAWS or prior not in PRIORS:
         raise PrivacyError(
             f"law {law!r} with prior {prior!r} is not known; accepted laws: {', '.join(LAWS)}; "
-            f"priors: {', '.join(priors)}"
+            f"priors: {', '.join(PRIORS)}"
         )
-    found = privacy_bound(LAWS[law], priors[prior](kappa), k)  # type: ignore[call-arg]
+    found = privacy_bound(LAWS[law], PRIORS[prior](kappa), k)
     if as_json:
         print_json(found.to_json())
         return
@@ -189,12 +171,12 @@ def bound(
         return
     answers.print(
         f"h(g | λg) = {found.entropy_nats:.6f} nats in round {k}, against "
-        f"{found.prior_entropy_nats:.6f} before anything was seen: whoever observes λg estimates g "
+        f"{found.prior_entropy_nats:.6f} before anything was seen: an observer of λg estimates g "
         f"with an expected squared error of at least {found.mse_lower_bound:.6g}."
     )
 
 
-def _start(text: str) -> Start:
+def _start(text: str) -> "Start":
     if text == "known":
         return "known"
     if text == "unknown":
@@ -207,7 +189,7 @@ def _start(text: str) -> Start:
         ) from None
 
 
-def _show_account(found: Account, out: Path | None, as_json: bool) -> None:
+def _show_account(found: "Account", out: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(found.describe())
     else:
@@ -235,12 +217,12 @@ def _show_account(found: Account, out: Path | None, as_json: bool) -> None:
             "ε, worst round",
             f"ε, {found.rounds} rounds",
         )
-        print_table(Table(title, headings, rows))
+        print_rows(title, headings, rows)
         for finding in found.findings():
             answers.print(f"- {finding}", markup=False, soft_wrap=True)
         answers.print(
-            "- Only ε with all else known can be a guarantee: whoever can guess other steps does "
-            "better than with nothing else known.",
+            "- Only ε with all else known can be a guarantee: an adversary that can guess other "
+            "steps does better than one that knows nothing else.",
             soft_wrap=True,
         )
     if out is not None:
@@ -264,25 +246,28 @@ def graph(
     as_json: AsJson = False,
 ) -> None:
     """Describe a graph: size, degrees, diameter, mixing matrix and spectral gap."""
-    built = _graph_with_weights(name, weights)
+    built = parse_graph(name, weights)
     facts = built.describe()
     if built.agents <= 12:
         facts["mixing"] = built.mixing.toarray().tolist()
     if as_json:
         print_json(facts)
     else:
+        if facts["diameter"] is None:
+            facts["diameter"] = f"not computed above {DIAMETER_LIMIT:,} agents"
         shown = [
             (key.replace("_", " "), f"{value:.6g}" if isinstance(value, float) else value)
             for key, value in facts.items()
             if key not in ("mixing", "name")
         ]
-        print_table(Table(f"Graph {built.name}", ("property", "value"), shown))
+        print_rows(f"Graph {built.name}", ("property", "value"), shown)
         if "mixing" in facts:
+            digits = 3 if built.agents <= 9 else 2
             rows = [
-                (i, *(f"{w:.3f}" if w else "." for w in row))
+                (i, *(f"{w:.{digits}f}" if w else "." for w in row))
                 for i, row in enumerate(facts["mixing"])
             ]
-            print_table(Table("Mixing matrix W", ("", *map(str, range(built.agents))), rows))
+            print_rows("Mixing matrix W", ("", *map(str, range(built.agents))), rows)
     if out is not None:
         import networkx as nx
 

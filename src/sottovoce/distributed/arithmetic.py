@@ -2,21 +2,22 @@
 
     message_i = w_i x - share_i,        x <- Σ_j message_j
 
-The operations of `Algorithm.messages` and `receive` in their order, so the same bits; but every
-number of the state and of the gradient comes from memory once for all messages together.
+The operations of the reference in their order, so the same bits; but for a plain chain every number
+of the state and of the gradient comes from memory once for all messages together.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor, get_num_threads
 
 from sottovoce.distributed.exchange import Exchange
 from sottovoce.distributed.streams import AgentStreams
-from sottovoce.graphs import Routes
-from sottovoce.mechanisms import PDSGD, Algorithm, NoisyDSGD, ZeroSumDSGD, has_scalar_shares
-from sottovoce.stepsizes import Stepsize
+from sottovoce.mechanisms import Mechanism
+from sottovoce.mechanisms.flow import Clock, Flow
+from sottovoce.mechanisms.reference import make_messages, settle, take_step
 
 BLOCK = 1 << 17
 """Numbers that each thread of a CPU works on at a time; a GPU works on all."""
@@ -48,64 +49,72 @@ class _Block:
 class Arithmetic:
     """Turns gradients into messages, and messages into the new state, one segment at a time.
 
-    sizes: how many numbers each parameter has. step: the steps of the whole vector, if they are
-    kept (`keep_step`) or if the algorithm cannot work on one block at a time.
+    flow: the agent's state, routes, streams and stepsize. sizes: how many numbers each parameter
+    has. whole: whether the chain must see all coordinates at once; a GPU works on all anyway. step:
+    the steps of the whole vector, where they are kept (`keep_step`) or needed at once.
     """
 
     def __init__(
         self,
-        state: Tensor,
+        mechanism: Mechanism,
+        flow: Flow,
         sizes: Sequence[int],
-        algorithm: Algorithm,
-        stepsize: Stepsize,
-        routes: Routes,
-        streams: AgentStreams,
         exchange: Exchange,
+        *,
+        whole: bool,
         keep_step: bool,
     ) -> None:
-        self._state, self._algorithm, self._stepsize = state, algorithm, stepsize
-        self._routes, self._streams = routes, streams
-        self._whole = state.device.type != "cpu" or not _by_number(algorithm)
-        self.step = torch.zeros_like(state) if self._whole or keep_step else None
-        self._own = torch.zeros_like(state, device=exchange.device)
-        receivers = routes.receiver.tolist()
+        self._mechanism, self._flow, self._state = mechanism, flow, flow.x[0, 0]
+        self._streams = cast(AgentStreams, flow.streams)
+        self._whole = whole or self._state.device.type != "cpu" or not mechanism.by_coordinate
+        self.step = torch.zeros_like(self._state) if self._whole or keep_step else None
+        self._own = torch.zeros_like(self._state, device=exchange.device)
+        receivers = flow.routes.receiver.tolist()
         self._own_route = receivers.index(exchange.agent)
         self._other_routes = [at for at in range(len(receivers)) if at != self._own_route]
-        self._weights, self._own_weight = self._by_route(routes.weight)
+        self._weights, self._own_weight = self._by_route(flow.routes.weight)
         self._parts, self._own_part = self._weights, self._own_weight
-        self._messages = state.new_empty(0)
+        self._keeps = False
+        self._messages = self._state.new_empty(0)
         self._gradients: Sequence[Tensor | None] = []
         self._lay_out(sizes, exchange)
 
-    def prepare(self, gradients: Sequence[Tensor | None], round: int) -> None:
-        """Take the round's gradients, one (n,) for each parameter, and draw its coefficients."""
-        self._gradients = gradients
+    def prepare(self, gradients: Sequence[Tensor | None], at: Clock) -> None:
+        """Take the round's gradients, one (n,) for each parameter, and draw its coefficients.
+
+        In a round's later exchanges the step is spent, and the gradients are left aside.
+        """
+        self._gradients, self._flow.at = gradients, at
         if self._whole:
             assert self.step is not None
-            for blocks in self._blocks:
-                for block in blocks:
-                    self._collect(block)
-            self._make_step(self.step, 0, round)
-        if has_scalar_shares(self._algorithm):
-            parts = self._algorithm.coefficients(self._routes, self._streams, round)[0]
+            if at.inner:
+                self.step.zero_()
+            else:
+                for blocks in self._blocks:
+                    for block in blocks:
+                        self._collect(block)
+                self._make_step(self.step, 0)
+        if self._mechanism.plain:
+            parts = self._mechanism.split.coefficients(self._flow)[0, :, 0]
             self._parts, self._own_part = self._by_route(parts)
+            self._keeps = bool((parts == self._flow.routes.own.to(parts.dtype)).all())
         elif self._whole:
             assert self.step is not None
-            self._messages = self._make_messages(self._state, self.step, 0, round)
+            self._messages = self._make_messages(self._state, self.step, 0)
 
-    def write(self, number: int, round: int) -> None:
+    def write(self, number: int) -> None:
         """Write segment `number` of all messages; the own one stays here."""
         for block in self._blocks[number]:
             if not self._whole:
                 self._collect(block)
-                self._make_step(block.step, block.place.start, round)
-            if has_scalar_shares(self._algorithm):
-                self._write_shares(block, self._algorithm.keeps_whole_step)
+                self._make_step(block.step, block.place.start)
+            if self._mechanism.plain:
+                self._write_shares(block)
                 continue
             if self._whole:
                 messages = self._messages[:, block.place]
             else:
-                messages = self._make_messages(block.state, block.step, block.place.start, round)
+                messages = self._make_messages(block.state, block.step, block.place.start)
             for row, at in zip(block.out, self._other_routes, strict=True):
                 row.copy_(messages[at])
             block.own.copy_(messages[self._own_route])
@@ -123,11 +132,16 @@ class Arithmetic:
         return bool(torch.isfinite(self._totals).all())
 
     def apply(self) -> None:
-        """Replace the state by the sum, in one operation.
+        """Replace the state by the sum, in one operation, and let the chain's state parts follow.
 
         A sum begins with zero, as in `receive`: negative zeros become positive.
         """
-        if self._own.device == self._state.device:
+        if self._mechanism.at("state"):
+            total = self._own.add(0.0).to(self._state.device).view(1, 1, -1)
+            flow = self._part_of_flow(self._state.clone(), self._state)
+            settle(self._mechanism, flow, total)
+            self._state.copy_(flow.x[0, 0])
+        elif self._own.device == self._state.device:
             torch.add(self._own, 0.0, out=self._state)
         else:
             self._state.copy_(self._own.add_(0.0))
@@ -145,25 +159,29 @@ class Arithmetic:
             else:
                 target.copy_(gradient[part])
 
-    def _make_step(self, step: Tensor, at: int, round: int) -> None:
-        """Turn the gradients in `step` into steps, in place."""
-        self._streams.at = at
-        self._algorithm.perturb_(step.view(1, 1, -1), self._streams, round)
-        self._stepsize.scale_(step.view(1, 1, -1), self._streams, round)
-        self._streams.at = 0
+    def _part_of_flow(self, state: Tensor, step: Tensor) -> Flow:
+        """The flow of some numbers of the vector, (n,) each."""
+        return replace(self._flow, x=state.view(1, 1, -1), s=step.view(1, 1, -1))
 
-    def _make_messages(self, state: Tensor, step: Tensor, at: int, round: int) -> Tensor:
+    def _make_step(self, step: Tensor, at: int) -> None:
+        """Turn the gradients in `step` into steps, in place."""
+        self._streams.at, self._streams.block = at, len(step)
+        flow = self._part_of_flow(self._state, step)
+        take_step(self._mechanism, flow)
+        if flow.s.data_ptr() != step.data_ptr():
+            step.copy_(flow.s[0, 0])
+        self._streams.at, self._streams.block = 0, None
+
+    def _make_messages(self, state: Tensor, step: Tensor, at: int) -> Tensor:
         """What travels on every route for the numbers from `at` on: (routes, n)."""
         self._streams.at, self._streams.block = at, len(step)
-        rows = state.view(1, 1, -1), step.view(1, 1, -1)
-        messages = self._algorithm.messages(
-            *rows, self._routes, self._streams, round, self._stepsize
-        )
+        flow = self._part_of_flow(state, step)
+        make_messages(self._mechanism, flow)
         self._streams.at, self._streams.block = 0, None
-        return messages[0]
+        return flow.v[0]
 
-    def _write_shares(self, block: _Block, keeps_whole_step: bool) -> None:
-        if keeps_whole_step:
+    def _write_shares(self, block: _Block) -> None:
+        if self._keeps:
             # The neighbours' shares are zero and the own one is the step.
             _write(block.out, block.state, self._weights, None)
             _write(block.own, block.state, self._own_weight, block.step)
@@ -210,14 +228,6 @@ class Arithmetic:
                     )
                 )
             self._blocks.append(blocks)
-
-
-def _by_number(algorithm: Algorithm) -> bool:
-    """Whether a number of the messages depends on the same number of gradient and state alone."""
-    kind = type(algorithm)
-    own_rule = kind.perturb_ not in (Algorithm.perturb_, NoisyDSGD.perturb_)
-    by_number = kind.shares in (PDSGD.shares, ZeroSumDSGD.shares)
-    return (has_scalar_shares(algorithm) or by_number) and not own_rule
 
 
 def _divide(cut: slice, longest: int) -> list[slice]:

@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sottovoce import __version__
 from sottovoce.distributed.frames import FORMAT
 from sottovoce.errors import DistributedError, PeerLost
 from sottovoce.graphs import Graph
-from sottovoce.mechanisms import Algorithm
+from sottovoce.mechanisms import Mechanism
 from sottovoce.stepsizes import Stepsize
+from sottovoce.storage.identity import digest, package_version
 
 _FACT_BYTES = 4096
 _COUNTS = 16
@@ -28,21 +28,21 @@ _COUNTS = 16
 
 def shared_facts(
     graph: Graph,
-    algorithm: Algorithm,
+    algorithm: Mechanism,
     stepsize: Stepsize,
     shapes: list[tuple[int, ...]],
     dtype: torch.dtype,
 ) -> dict[str, Any]:
     """What must agree among all agents, by the name under which a mismatch is reported."""
     return {
-        "version": __version__,
+        "version": package_version(),
         "message format": FORMAT,
         "number of agents": graph.agents,
         "graph": f"{graph.name} with W {graph_digest(graph)}",
         "dimension": sum(_size(shape) for shape in shapes),
         "dtype": str(dtype).removeprefix("torch."),
         "parameter shapes": _short(str([list(shape) for shape in shapes])),
-        "algorithm": str(algorithm),
+        "algorithm": f"{algorithm} with parts {digest(algorithm.spec)[:12]}",
         "schedule": f"{stepsize} with values {_schedule_digest(stepsize, graph.agents)}",
     }
 

@@ -1,12 +1,15 @@
-"""Start agents on this machine under torchrun and gather what they report."""
+"""Start agents on this machine under torchrun and collect their reports."""
 
 import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
+
+import torch
 
 from sottovoce.errors import DistributedError
 from sottovoce.graphs import parse_graph
@@ -67,7 +70,7 @@ def train(
     max_restarts: int = 0,
     heard: Callable[[dict[str, Any]], None] = lambda report: None,
 ) -> dict[str, Any]:
-    """Run a training under torchrun on loopback; `heard` is called with each report as it comes.
+    """Run a training under torchrun on loopback; `heard` is called with each report as it arrives.
 
     The result holds the settings and, for each epoch and agent, the accuracy on the validation set.
     """
@@ -77,9 +80,29 @@ def train(
         *("--nproc-per-node", str(number), "--max-restarts", str(max_restarts)),
         *("-m", "sottovoce.distributed.train_worker", json.dumps(asdict(training))),
     ]
-    environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // number)), **os.environ}
+    threads = str(max(1, torch.get_num_threads() // number))
     reports: dict[tuple[int, int], dict[str, Any]] = {}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    # In a group of its own, torchrun does not see the terminal's Ctrl-C: it is stopped here.
+    environment, pipe = os.environ | {"OMP_NUM_THREADS": threads}, subprocess.PIPE
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+        process_group=0,
+    ) as process:
+        stopped = threading.Event()
+
+        def relay() -> None:
+            for line in process.stderr or ():
+                # What torchrun and the agents say about being stopped helps nobody.
+                if not stopped.is_set():
+                    sys.stderr.write(line)
+
+        copying = threading.Thread(target=relay, daemon=True)
+        copying.start()
         try:
             for line in process.stdout or ():
                 if not line.startswith(REPORT):
@@ -91,10 +114,12 @@ def train(
             code = process.wait()
         finally:
             if process.poll() is None:
+                stopped.set()
                 process.terminate()
+            copying.join()
     if code:
         raise DistributedError(
-            f"the training ended with exit code {code}; the agents' own messages stand above"
+            f"the training ended with exit code {code}; the agents' own messages are above"
         )
     return {
         "training": asdict(training),

@@ -16,11 +16,13 @@ from sottovoce.distributed.handshake import agree, shared_facts
 from sottovoce.distributed.recording import AgentRecorder
 from sottovoce.distributed.streams import AgentStreams
 from sottovoce.errors import DistributedError
-from sottovoce.graphs import Graph
+from sottovoce.graphs import Graph, as_graph
 from sottovoce.graphs.mixing import diameter
-from sottovoce.mechanisms import Algorithm
+from sottovoce.mechanisms import Mechanism, as_mechanism, check, in_blocks
+from sottovoce.mechanisms.flow import Clock, Flow
 from sottovoce.randomness import require_jitter, warn_about_seed
-from sottovoce.stepsizes import Stepsize
+from sottovoce.simulation.transcript import Setting
+from sottovoce.stepsizes import Stepsize, as_stepsize
 
 _NO_RATE = (
     "there is no learning rate to schedule: the agents agreed on one public stepsize schedule "
@@ -52,9 +54,9 @@ class DecentralizedSGD(torch.optim.Optimizer):
     def __init__(
         self,
         params: Iterable[Any],
-        graph: Graph,
-        algorithm: Algorithm,
-        stepsize: Stepsize | None = None,
+        graph: Graph | str,
+        algorithm: Mechanism | str,
+        stepsize: Stepsize | str | None = None,
         *,
         private_start: float = 0.0,
         timeout: float = 60.0,
@@ -71,8 +73,10 @@ class DecentralizedSGD(torch.optim.Optimizer):
         require_jitter(private_start)
         if insecure_seed is not None:
             warn_about_seed()
-        self.graph, self.algorithm, self.timeout = graph, algorithm, timeout
-        self.stepsize = stepsize or algorithm.default_stepsize
+        self.graph, self.algorithm, self.timeout = as_graph(graph), as_mechanism(algorithm), timeout
+        check(self.algorithm, self.graph)
+        default = self.algorithm.default_stepsize
+        self.stepsize = default if stepsize is None else as_stepsize(stepsize)
         self.agent, self.round = dist.get_rank(), 0
         self._closed = False
         super().__init__(params, {})
@@ -81,8 +85,8 @@ class DecentralizedSGD(torch.optim.Optimizer):
         self._parameters = [p for group in self.param_groups for p in group["params"]]
         self._lay_flat()
         self._facts = shared_facts(
-            graph,
-            algorithm,
+            self.graph,
+            self.algorithm,
             self.stepsize,
             [tuple(p.shape) for p in self._parameters],
             self.state_vector.dtype,
@@ -91,6 +95,8 @@ class DecentralizedSGD(torch.optim.Optimizer):
         self.exchange_device = device if _has_own_transport(device) else torch.device("cpu")
         agree(self._facts, self.exchange_device, max(timeout, _START))
         self.streams = AgentStreams(self.agent, insecure_seed, device, len(self.state_vector))
+        setting = Setting(self.graph, self.algorithm, self.stepsize, private_start)
+        self._recorder = AgentRecorder(self.agent, setting, self.state_vector) if record else None
         if private_start:
             jitter = self.streams.normal(
                 "start", 0, len(self.state_vector), self.state_vector.dtype
@@ -98,24 +104,22 @@ class DecentralizedSGD(torch.optim.Optimizer):
             self.state_vector.add_(jitter[0, 0].mul_(private_start))
         self._exchange = Exchange(
             self.agent,
-            graph.neighbours(self.agent),
+            self.graph.neighbours(self.agent),
             len(self.state_vector),
             self.state_vector.dtype,
             self.exchange_device,
             timeout,
         )
+        state = self.state_vector.view(1, 1, -1)
+        routes = self.graph.routes(self.agent).to(device)
+        several = self.algorithm.exchanges > 1 or bool(self.algorithm.at("state"))
         self._arithmetic = Arithmetic(
-            self.state_vector,
+            self.algorithm,
+            Flow(state, state, routes, self.streams, self.stepsize, Clock(1)),
             [p.numel() for p in self._parameters],
-            algorithm,
-            self.stepsize,
-            graph.routes(self.agent).to(device),
-            self.streams,
             self._exchange,
+            whole=several or not in_blocks(self.algorithm, self.graph),
             keep_step=record,
-        )
-        self._recorder = (
-            AgentRecorder(self.agent, graph, str(algorithm), str(self.stepsize)) if record else None
         )
 
     @torch.no_grad()
@@ -134,13 +138,16 @@ class DecentralizedSGD(torch.optim.Optimizer):
                 "end this process and resume from the checkpoints"
             )
         round = self.round + 1
+        before = self.state_vector.clone() if self.algorithm.exchanges > 1 else None
         # First of all, so that neighbours who are ahead need not wait for this agent's buffers.
-        self._exchange.open(round)
+        self._exchange.open(self._number(Clock(round)))
         gradients = self._gradients(round)
         try:
             self._do_round(round, gradients)
         except BaseException as error:
             self._failure = type(error).__name__
+            if before is not None:
+                self.state_vector.copy_(before)
             raise
         self.round = round
         return loss
@@ -270,23 +277,32 @@ class DecentralizedSGD(torch.optim.Optimizer):
         if recorder:
             recorder.keep("states", self.state_vector)
             recorder.keep("gradients", self._flat(gradients))
-        arithmetic.prepare(gradients, round)
-        for number in range(len(exchange.segments)):
-            arithmetic.write(number, round)
-            exchange.send(number, round)
-        # Not sooner: neighbours wait for what is sent, and nobody for these.
-        self.streams.draw_ahead(round + 1)
-        for number in exchange.arrivals(round):
-            arithmetic.add(number)
-        if not arithmetic.is_finite():
-            exchange.check_finite(round)
+        for inner in range(self.algorithm.exchanges):
+            message = self._number(Clock(round, inner))
+            exchange.open(message)
+            arithmetic.prepare(gradients, Clock(round, inner))
+            for segment in range(len(exchange.segments)):
+                arithmetic.write(segment)
+                exchange.send(segment, message)
+            # Not sooner: neighbours wait for what is sent, and nobody for these.
+            self.streams.draw_ahead(round + 1)
+            for segment in exchange.arrivals(message):
+                arithmetic.add(segment)
+            if not arithmetic.is_finite():
+                exchange.check_finite(message)
+            if recorder:
+                assert arithmetic.step is not None
+                if not inner:
+                    recorder.keep("steps", arithmetic.step)
+                recorder.keep("sent", [exchange.sent(i) for i in exchange.neighbours])
+                recorder.keep("received", [exchange.received(j) for j in exchange.neighbours])
+            arithmetic.apply()
         if recorder:
-            assert arithmetic.step is not None
-            recorder.keep("steps", arithmetic.step)
-            recorder.keep("sent", [exchange.sent(i) for i in exchange.neighbours])
-            recorder.keep("received", [exchange.received(j) for j in exchange.neighbours])
             recorder.finished(round)
-        arithmetic.apply()
+
+    def _number(self, at: Clock) -> int:
+        """The number of an exchange, from 1 on, which its messages carry."""
+        return (at.round - 1) * self.algorithm.exchanges + at.inner + 1
 
     def _flat(self, gradients: list[Tensor | None]) -> Tensor:
         return torch.cat(

@@ -1,11 +1,13 @@
 """The private numbers of one agent, wherever its model lies, drawn beside everything else."""
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from sottovoce.errors import DistributedError
 from sottovoce.randomness import CipherStreams, Streams
 
 WORTH_A_THREAD = 1 << 15
@@ -49,7 +51,7 @@ class AgentStreams(Streams):
         super().__init__(range(1), [agent], device)
         self.at = 0
         self.block: int | None = None
-        self._dimension = dimension
+        self._dimension, self._seeded = dimension, insecure_seed is not None
         self._cipher = CipherStreams(range(1), [agent], insecure_seed)
         # A cipher's memory serves one thread: few numbers are drawn while the thread draws many.
         self._large = CipherStreams(range(1), [agent], insecure_seed)
@@ -61,6 +63,14 @@ class AgentStreams(Streams):
 
     def part(self, runs: slice, agents: slice) -> "AgentStreams":
         return self
+
+    def renumbered(self, agents: Sequence[int]) -> Streams:
+        if not self._seeded:
+            raise DistributedError(
+                "this algorithm draws numbers that both ends of an edge hold, and these agents "
+                "share no secrets; it runs in the simulator, or with insecure_seed"
+            )
+        return self._cipher.renumbered(agents)
 
     def uniform(
         self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64

@@ -12,7 +12,7 @@ from sottovoce.distributed import DecentralizedSGD, connect
 from sottovoce.distributed.launch import REPORT, Training
 from sottovoce.errors import DistributedError
 from sottovoce.graphs import parse_graph
-from sottovoce.mechanisms import Algorithm, parse_algorithm
+from sottovoce.mechanisms import Mechanism, parse_algorithm
 from sottovoce.problems.data.models import small_cnn
 from sottovoce.problems.data.partitions import parse_partition
 from sottovoce.problems.data.sets import load
@@ -67,7 +67,7 @@ def run(training: Training) -> None:
     dist.destroy_process_group()
 
 
-def stepsize_of(text: str | None, algorithm: Algorithm, rounds: int) -> Stepsize:
+def stepsize_of(text: str | None, algorithm: Mechanism, rounds: int) -> Stepsize:
     """The stepsize of `text`, k counting epochs of `rounds` unless it says otherwise."""
     if text is None:
         return replace(algorithm.default_stepsize, schedule=Power(0.3, block=rounds))

@@ -1,6 +1,7 @@
 """Who talks to whom: graphs, their mixing matrices W, and the routes that messages take."""
 
 from sottovoce.graphs.builders import (
+    as_graph,
     complete,
     erdos_renyi,
     exponential,
@@ -23,6 +24,7 @@ __all__ = [
     "WEIGHT_RULES",
     "Graph",
     "Routes",
+    "as_graph",
     "complete",
     "erdos_renyi",
     "exponential",

@@ -23,35 +23,38 @@ from sottovoce.graphs.graph import Graph
 from sottovoce.graphs.mixing import canonical, mixing_matrix
 
 TRIES = 100
+# Bytes for each entry of W while a graph is built, measured; networkx keeps links as objects.
+_BYTES, _NETWORKX_BYTES = 170, 320
 
 
 def ring(agents: int, weights: str = "metropolis") -> Graph:
     """Link each agent to the next and the last to the first."""
-    i = np.arange(_whole("agents of a ring", agents))
+    i = np.arange(_agents("a ring", agents, 2))
     return _from_links(f"ring:{agents}", agents, i, (i + 1) % agents, weights)
 
 
 def path(agents: int, weights: str = "metropolis") -> Graph:
     """Link each agent to the next."""
-    i = np.arange(_whole("agents of a path", agents) - 1)
+    i = np.arange(_agents("a path", agents, 2) - 1)
     return _from_links(f"path:{agents}", agents, i, i + 1, weights)
 
 
 def star(agents: int, weights: str = "metropolis") -> Graph:
     """Link agent 0 to all others."""
-    i = np.arange(1, _whole("agents of a star", agents))
+    i = np.arange(1, _agents("a star", agents, 2))
     return _from_links(f"star:{agents}", agents, np.zeros_like(i), i, weights)
 
 
 def complete(agents: int, weights: str = "metropolis") -> Graph:
     """Link everybody to everybody."""
-    i, j = np.triu_indices(_whole("agents of a complete graph", agents), 1)
+    i, j = np.triu_indices(_agents("a complete graph", agents), 1)
     return _from_links(f"complete:{agents}", agents, i, j, weights)
 
 
 def grid(rows: int, columns: int, weights: str = "metropolis") -> Graph:
     """Link neighbours on a rectangle; agent r * columns + c stands in row r, column c."""
     agents = _whole("rows of a grid", rows) * _whole("columns of a grid", columns)
+    _agents("a grid", agents, 4)
     at = np.arange(agents).reshape(rows, columns)
     i = np.concatenate([at[:-1].ravel(), at[:, :-1].ravel()])
     j = np.concatenate([at[1:].ravel(), at[:, 1:].ravel()])
@@ -61,6 +64,7 @@ def grid(rows: int, columns: int, weights: str = "metropolis") -> Graph:
 def torus(rows: int, columns: int, weights: str = "metropolis") -> Graph:
     """Link neighbours on a rectangle whose opposite sides meet."""
     agents = _whole("rows of a torus", rows) * _whole("columns of a torus", columns)
+    _agents("a torus", agents, 4)
     at = np.arange(agents).reshape(rows, columns)
     j = np.concatenate([np.roll(at, -1, 0).ravel(), np.roll(at, -1, 1).ravel()])
     return _from_links(f"torus:{rows}x{columns}", agents, np.tile(at.ravel(), 2), j, weights)
@@ -68,17 +72,19 @@ def torus(rows: int, columns: int, weights: str = "metropolis") -> Graph:
 
 def hypercube(dimension: int, weights: str = "metropolis") -> Graph:
     """Link the 2^dimension agents whose numbers differ in one bit."""
-    bits = 1 << np.arange(_whole("dimension of a hypercube", dimension, least=0))
-    if dimension > 24:
+    if _whole("dimension of a hypercube", dimension, least=0) > 24:
         raise GraphError(f"a hypercube of dimension {dimension} is too large; accepted: 0 to 24")
-    agents = 2**dimension
+    bits = 1 << np.arange(dimension)
+    agents = _agents("a hypercube", 2**dimension, dimension)
     i = np.repeat(np.arange(agents), dimension)
     return _from_links(f"hypercube:{dimension}", agents, i, i ^ np.tile(bits, agents), weights)
 
 
 def exponential(agents: int, weights: str = "metropolis") -> Graph:
     """Link agent i to i ± 1, i ± 2, i ± 4, ... (modulo agents): few links, quick agreement."""
-    hops = 1 << np.arange((_whole("agents of an exponential graph", agents) - 1).bit_length())
+    degree = 2 * (_whole("agents of an exponential graph", agents) - 1).bit_length()
+    hops = 1 << np.arange(degree // 2)
+    _agents("an exponential graph", agents, degree)
     i = np.repeat(np.arange(agents), hops.size)
     j = (i + np.tile(hops, agents)) % agents
     return _from_links(f"exponential:{agents}", agents, i, j, weights)
@@ -86,8 +92,8 @@ def exponential(agents: int, weights: str = "metropolis") -> Graph:
 
 def random_regular(degree: int, agents: int, seed: int = 0, weights: str = "metropolis") -> Graph:
     """Draw a connected graph in which everybody has `degree` neighbours."""
-    _whole("agents of a random regular graph", agents)
     _whole("degree of a random regular graph", degree, least=0)
+    _agents("a random regular graph", agents, degree, _NETWORKX_BYTES)
     if degree >= agents or degree * agents % 2:
         raise GraphError(
             f"no graph of {agents} agents has {degree} links at each; "
@@ -106,9 +112,10 @@ def erdos_renyi(
     agents: int, probability: float, seed: int = 0, weights: str = "metropolis"
 ) -> Graph:
     """Draw each link with `probability`, again until the graph is connected (100 tries)."""
-    _whole("agents of an Erdős-Rényi graph", agents)
     if not 0 <= probability <= 1:
         raise GraphError(f"a link cannot have probability {probability}; accepted: 0 to 1")
+    degree = probability * _whole("agents of an Erdős-Rényi graph", agents)
+    _agents("an Erdős-Rényi graph", agents, degree, _NETWORKX_BYTES)
     return _connected(
         lambda rng: nx.fast_gnp_random_graph(agents, probability, rng),
         f"erdos-renyi:{agents}:{probability:g}",
@@ -158,7 +165,9 @@ def from_matrix(mixing: Any, name: str = "matrix") -> Graph:
 
 
 def from_edge_list(file: str | Path, weights: str = "metropolis") -> Graph:
-    """Read links from a text file with two agent labels a line; `#` starts a comment.
+    """Read links from a text file with two agent labels a line, as `0 1` or `0,1`.
+
+    `#` starts a comment.
 
     Labels become agents 0 to m - 1 in sorted order: by number where all are whole numbers,
     else as text.
@@ -169,11 +178,12 @@ def from_edge_list(file: str | Path, weights: str = "metropolis") -> Graph:
         raise GraphError(f"the edge list {file} cannot be read: {error}") from error
     pairs = []
     for number, line in enumerate(lines, start=1):
-        if not (labels := line.partition("#")[0].split()):
+        if not (labels := line.partition("#")[0].replace(",", " ").split()):
             continue
         if len(labels) != 2:
             raise GraphError(
-                f"line {number} of {file} is {line.strip()!r}; accepted: two labels, as in '0 1'"
+                f"line {number} of {file} is {line.strip()!r}; accepted: two labels, as in '0 1' "
+                "or '0,1'"
             )
         pairs.append(labels)
     ends = np.array(pairs, dtype=np.str_).reshape(-1, 2)
@@ -183,49 +193,82 @@ def from_edge_list(file: str | Path, weights: str = "metropolis") -> Graph:
     return _from_links(str(file), agents.size, i, j, weights)
 
 
-def parse_graph(text: str, weights: str = "metropolis", seed: int = 0) -> Graph:
+def parse_graph(text: str | None, weights: str = "metropolis", seed: int = 0) -> Graph:
     """Build the graph that `text` names, such as `ring:5`, or read the edge list it points to.
 
-    `seed` decides the draw of `random-regular` and `erdos-renyi`.
+    weights: a rule for W, or a .csv file that holds W, which must keep to the links of the graph;
+    where `text` is None the graph is that of the file, or ring:5. `seed` decides the draw of
+    `random-regular` and `erdos-renyi`.
     """
+    if weights.endswith(".csv"):
+        return _from_file(weights, text if text is None else parse_graph(text, seed=seed))
+    text = "ring:5" if text is None else text
     head, *given = text.split(":")
     if head not in _FORMS:
         if os.path.isfile(text):
             return from_edge_list(text, weights)
         raise GraphError(f"no graph or edge list is called {text!r}; accepted: {_accepted()}")
-    form, kinds = _FORMS[head]
+    form, kinds, build = _FORMS[head]
     sizes = ":".join(given).split("x") if head in ("grid", "torus") else given
     try:
         values = [kind(size) for kind, size in zip(kinds, sizes, strict=True)]
     except ValueError:
         raise GraphError(f"{text!r} does not read as {form}; accepted: {_accepted()}") from None
-    if head == "random-regular":
-        return random_regular(values[1], values[0], seed, weights)
-    if head == "erdos-renyi":
-        return erdos_renyi(values[0], values[1], seed, weights)
-    return _PLAIN[head](*values, weights=weights)
+    drawn = {"seed": seed} if head in ("random-regular", "erdos-renyi") else {}
+    return build(*values, weights=weights, **drawn)
 
 
-_FORMS: dict[str, tuple[str, tuple[type, ...]]] = {
-    "ring": ("ring:5", (int,)),
-    "path": ("path:4", (int,)),
-    "star": ("star:6", (int,)),
-    "complete": ("complete:5", (int,)),
-    "grid": ("grid:3x4", (int, int)),
-    "torus": ("torus:3x4", (int, int)),
-    "hypercube": ("hypercube:3", (int,)),
-    "exponential": ("exponential:8", (int,)),
-    "random-regular": ("random-regular:20:4 (agents:degree)", (int, int)),
-    "erdos-renyi": ("erdos-renyi:20:0.3 (agents:probability)", (int, float)),
-}
-_PLAIN: dict[str, Callable[..., Graph]] = {
-    builder.__name__: builder
-    for builder in (ring, path, star, complete, grid, torus, hypercube, exponential)
+def as_graph(given: Graph | str) -> Graph:
+    """The graph itself, or the one that a text names."""
+    if isinstance(given, str):
+        return parse_graph(given)
+    if isinstance(given, Graph):
+        return given
+    raise GraphError(
+        f"a graph is given as {type(given).__name__}; accepted: a Graph such as ring(5), or its "
+        "text such as 'ring:5' (from_networkx and from_matrix make one from your own)"
+    )
+
+
+_FORMS: dict[str, tuple[str, tuple[type, ...], Callable[..., Graph]]] = {
+    "ring": ("ring:5", (int,), ring),
+    "path": ("path:4", (int,), path),
+    "star": ("star:6", (int,), star),
+    "complete": ("complete:5", (int,), complete),
+    "grid": ("grid:3x4", (int, int), grid),
+    "torus": ("torus:3x4", (int, int), torus),
+    "hypercube": ("hypercube:3", (int,), hypercube),
+    "exponential": ("exponential:8", (int,), exponential),
+    "random-regular": (
+        "random-regular:20:4 (agents:degree)",
+        (int, int),
+        lambda agents, degree, **how: random_regular(degree, agents, **how),
+    ),
+    "erdos-renyi": ("erdos-renyi:20:0.3 (agents:probability)", (int, float), erdos_renyi),
 }
 
 
 def _accepted() -> str:
-    return ", ".join(form for form, _ in _FORMS.values()) + ", or the path of an edge list"
+    return ", ".join(form for form, *_ in _FORMS.values()) + ", or the path of an edge list"
+
+
+def _from_file(file: str, allowed: Graph | None) -> Graph:
+    """The graph of the W in a .csv file, without links that `allowed` does not have."""
+    try:
+        matrix = np.loadtxt(file, delimiter=",", ndmin=2)
+    except ValueError as error:
+        raise GraphError(f"{file} is not a matrix of numbers: {error}") from error
+    built = from_matrix(matrix, Path(file).name)
+    if allowed is None:
+        return built
+    fault = ""
+    if built.agents != allowed.agents:
+        fault = f"W is for {built.agents} agents, but {allowed.name} has {allowed.agents}"
+    elif off := sorted(set(built.links) - set(allowed.links)):
+        fault = f"W has weights off the graph {allowed.name}: {', '.join(map(str, off[:5]))}"
+    if fault:
+        raise GraphError(fault, [fault])
+    return built
 
 
 def _whole(what: str, value: int, least: int = 1) -> int:
@@ -236,6 +279,28 @@ def _whole(what: str, value: int, least: int = 1) -> int:
     if number < least:
         raise GraphError(f"{what}: got {value!r}; accepted: a whole number of at least {least}")
     return number
+
+
+def _agents(what: str, agents: int, degree: float | None = None, each: int = _BYTES) -> int:
+    """Return the number of agents unless the graph of this mean degree would not fit in memory."""
+    number = _whole(f"agents of {what}", agents)
+    entries = number * (number if degree is None else 1 + degree)
+    if (needed := each * entries) > (free := _free_memory()):
+        raise GraphError(
+            f"{what} of {number:,} agents is too large: it takes about {needed / 1e9:,.3g} GB of "
+            f"memory and {free / 1e9:,.3g} GB are free; accepted here: at most "
+            f"{free / each:,.3g} agents and links, each link counted twice"
+        )
+    return number
+
+
+def _free_memory() -> int:
+    """Bytes that can still be allocated."""
+    try:
+        found = Path("/proc/meminfo").read_text(encoding="ascii").partition("MemAvailable:")[2]
+        return 1024 * int(found.split()[0])
+    except (OSError, IndexError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _from_links(name: str, agents: int, i: NDArray[Any], j: NDArray[Any], weights: str) -> Graph:

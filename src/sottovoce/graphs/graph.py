@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy import sparse
 
@@ -15,7 +15,11 @@ from sottovoce.errors import GraphError
 from sottovoce.graphs.mixing import canonical, contraction, diameter, mixing_faults
 from sottovoce.storage.identity import fingerprint
 
+if TYPE_CHECKING:
+    import torch
+
 DIAMETER_LIMIT = 2000
+_BY_ROUTE = ("receiver", "sender", "weight", "slot", "own", "edge", "sign")
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +35,8 @@ class Routes:
     slot: position of the receiver in the sender's neighbourhood N_j (itself included, ascending)
     slots: the largest neighbourhood of the whole graph, also in the view of one agent
     own: the receiver is the sender itself
+    edge: a number of the edge, the same for both of its directions: (routes,) int64
+    sign: 1 where the receiver's number is above the sender's, -1 where below, 0 for own: (routes,)
     """
 
     agents: int
@@ -40,18 +46,31 @@ class Routes:
     slot: torch.Tensor
     slots: int
     own: torch.Tensor
+    edge: torch.Tensor
+    sign: torch.Tensor
+
+    @cached_property
+    def members(self) -> torch.Tensor:
+        """How many routes each sender has: (senders,)."""
+        return torch.bincount(self.sender, minlength=self.agents)
 
     def to(self, device: torch.device | str) -> Routes:
         """Copy the routes to `device`."""
-        names = ("receiver", "sender", "weight", "slot", "own")
-        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+        return replace(self, **{name: getattr(self, name).to(device) for name in _BY_ROUTE})
+
+    def of(self, senders: Sequence[int]) -> Routes:
+        """The routes of chosen senders, which are numbered from 0 in their order."""
+        local = torch.full((self.agents,), -1, dtype=torch.long)
+        local[list(senders)] = torch.arange(len(senders))
+        kept = (local[self.sender] >= 0).nonzero().flatten()
+        part = {name: getattr(self, name)[kept] for name in _BY_ROUTE}
+        return replace(self, agents=len(senders), **part | {"sender": local[part["sender"]]})
 
     def part(self, senders: slice) -> Routes:
         """The routes of some senders, which are numbered from 0."""
         chosen = range(self.agents)[senders]
         kept = ((self.sender >= chosen.start) & (self.sender < chosen.stop)).nonzero().flatten()
-        names = ("receiver", "sender", "weight", "slot", "own")
-        part = {name: getattr(self, name)[kept] for name in names}
+        part = {name: getattr(self, name)[kept] for name in _BY_ROUTE}
         part["sender"] -= chosen.start
         return replace(self, agents=len(chosen), **part)
 
@@ -111,6 +130,8 @@ class Graph:
 
     def routes(self, agent: int | None = None) -> Routes:
         """List the routes that shares travel, for all senders or for `agent` alone."""
+        import torch
+
         sizes = self.degrees + 1
         receiver = np.repeat(np.arange(self.agents), sizes)
         sender = self.mixing.indices.astype(np.int64)
@@ -118,20 +139,25 @@ class Graph:
         by_sender = np.argsort(sender, kind="stable")
         slot = np.empty_like(sender)
         slot[by_sender] = np.arange(sender.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        own = receiver == sender
+        # W's pattern is symmetric, so that the k-th route by sender is the k-th one turned round.
+        edge = np.minimum(np.arange(sender.size), by_sender)
+        found = {
+            "receiver": receiver,
+            "sender": sender,
+            "weight": weight,
+            "slot": slot,
+            "own": receiver == sender,
+            "edge": edge,
+            "sign": np.sign(receiver - sender).astype(np.float64),
+        }
         if agent is not None:
             self._require_agent(agent)
-            kept = np.flatnonzero(sender == agent)
-            receiver, weight, slot, own = receiver[kept], weight[kept], slot[kept], own[kept]
-            sender = np.zeros_like(receiver)
+            found = {name: values[sender == agent] for name, values in found.items()}
+            found["sender"] = np.zeros_like(found["receiver"])
         return Routes(
             agents=self.agents if agent is None else 1,
-            receiver=torch.tensor(receiver),
-            sender=torch.tensor(sender),
-            weight=torch.tensor(weight),
-            slot=torch.tensor(slot),
             slots=int(sizes.max()),
-            own=torch.tensor(own),
+            **{name: torch.tensor(values) for name, values in found.items()},
         )
 
     @property

@@ -4,6 +4,8 @@ The kernel reads each state and gradient once, draws Λ from `sottovoce.kernels.
 needed, and writes the new states over the old ones: 12 bytes a coordinate move.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -15,26 +17,31 @@ MOST_AGENTS = 8
 _BLOCK, _WARPS = 256, 2
 
 
+class Factors(NamedTuple):
+    """Entries of Λ, uniform on `interval`, drawn with `key` for (round, run, agent)."""
+
+    interval: tuple[float, float]
+    key: int
+    round: int
+    runs: range
+
+
 def mix_(
     state: Tensor,
     gradient: Tensor,
     mixing: Tensor,
     splitting: Tensor | None,
     bad_round: Tensor,
-    interval: tuple[float, float],
-    *,
-    key: int,
-    round: int,
-    runs: range,
+    factors: Factors,
 ) -> None:
     """Overwrite `state` by W state - B (Λ gradient), and note where it is not finite.
 
     state, gradient: (runs, agents, d) float32, the gradient is left alone by the kernel and may be
     overwritten by plain torch; mixing: W, (agents, agents); splitting: B, (runs, agents, agents),
     None for B = I; bad_round: (runs, agents) int32, 0 or the first round whose states were not
-    finite; interval: Λ's entries are uniform on it, drawn with `key` for (round, run, agent).
+    finite; factors: how Λ is drawn.
     """
-    low, high = interval
+    (low, high), key, round, runs = factors
     agents, d = state.shape[1:]
     if usable(state.device) and agents * d < 2**31:
         from sottovoce.kernels.device.mixing import mix

@@ -1,32 +1,44 @@
-"""What the agents do in a round."""
+"""What the agents do in a round: parts, chains of them, and the reference that plays a chain."""
 
-from sottovoce.mechanisms.algorithms import (
+from sottovoce.mechanisms.examination import check, in_blocks, public_split, shares_edges
+from sottovoce.mechanisms.flow import Clock, Flow, Scope
+from sottovoce.mechanisms.mechanism import Mechanism
+from sottovoce.mechanisms.named import (
     ALGORITHMS,
     DSGD,
-    MIXINGS,
+    PARTS,
     PDSGD,
-    Algorithm,
     NoisyDSGD,
-    ScalarShares,
     ZeroSumDSGD,
-    has_scalar_shares,
+    as_mechanism,
+    mechanism_from,
     parse_algorithm,
-    receive,
 )
-
-Mechanism = Algorithm
+from sottovoce.mechanisms.part import Part, Place, Split
+from sottovoce.mechanisms.parts import GradientNoise, Shares, ZeroSumNoise
 
 __all__ = [
     "ALGORITHMS",
     "DSGD",
-    "MIXINGS",
+    "PARTS",
     "PDSGD",
-    "Algorithm",
+    "Clock",
+    "Flow",
+    "GradientNoise",
     "Mechanism",
     "NoisyDSGD",
-    "ScalarShares",
+    "Part",
+    "Place",
+    "Scope",
+    "Shares",
+    "Split",
     "ZeroSumDSGD",
-    "has_scalar_shares",
+    "ZeroSumNoise",
+    "as_mechanism",
+    "check",
+    "in_blocks",
+    "mechanism_from",
     "parse_algorithm",
-    "receive",
+    "public_split",
+    "shares_edges",
 ]

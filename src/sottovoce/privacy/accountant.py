@@ -2,7 +2,7 @@
 
 `account` states for each agent the effective noise multiplier sd(s^k) / λ̄^k: the noise per unit of
 gradient that is left once the adversary has combined all messages it sees as well as they can be
-combined (`linear_view`). Noise of that size added to the gradient itself, as `NoisyDSGD` does,
+combined (`message_law`). Noise of that size added to the gradient itself, as `NoisyDSGD` does,
 would protect a single round as well. With gradients clipped to the norm C it is a Gaussian
 mechanism with μ = C Λ_max^k / sd(s^k), whose exact (ε, δ) is (Balle and Wang 2018)
 
@@ -48,12 +48,14 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
 from sottovoce.errors import PrivacyError
-from sottovoce.graphs import Graph
-from sottovoce.mechanisms import Algorithm
-from sottovoce.privacy.adversaries import Adversary
-from sottovoce.privacy.linear_group import Array, Posterior, Start
-from sottovoce.privacy.linear_view import LinearView
-from sottovoce.stepsizes import Stepsize
+from sottovoce.graphs import Graph, as_graph
+from sottovoce.mechanisms import Mechanism, as_mechanism, check, public_split
+from sottovoce.privacy.adversaries import Adversary, parse_adversary
+from sottovoce.privacy.columns import Array
+from sottovoce.privacy.message_law import MessageLaw
+from sottovoce.privacy.posterior import Posterior, Start
+from sottovoce.simulation.transcript import Setting
+from sottovoce.stepsizes import Stepsize, as_stepsize
 from sottovoce.storage.files import write_json
 
 if TYPE_CHECKING:
@@ -233,73 +235,94 @@ class Account:
         )
 
 
-def account(
-    graph: Graph,
-    algorithm: Algorithm,
-    adversary: Adversary,
-    *,
-    rounds: int,
-    stepsize: Stepsize | None = None,
-    clip: float = 1.0,
-    delta: float = 1e-5,
-    start: Start = "known",
-    gradient: float | None = None,
-) -> Account:
-    """Account for every agent that the adversary does not hold.
+@dataclass(frozen=True)
+class AccountSettings:
+    """What is accounted for.
 
-    clip: the largest norm C of a gradient; start: what is known of the starting points, see
-    `LinearView`; gradient: the size τ of a gradient's entries, for an adversary that knows it.
+    rounds: how many the adversary sees. stepsize: the algorithm's own default unless given. clip:
+    the largest norm C of a gradient. delta: the δ of differential privacy. start: what is known of
+    the starting points, see `MessageLaw`. gradient: the size τ of a gradient's entries, for an
+    adversary that knows it.
     """
-    if rounds < 1 or not 0 < clip < math.inf:
-        raise PrivacyError(
-            f"rounds is {rounds} and clip {clip}; accepted: at least one round and a positive clip"
+
+    rounds: int = 50
+    stepsize: Stepsize | str | None = None
+    clip: float = 1.0
+    delta: float = 1e-5
+    start: Start = "known"
+    gradient: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or not 0 < self.clip < math.inf:
+            raise PrivacyError(
+                f"rounds is {self.rounds} and clip {self.clip}; accepted: at least one round and a "
+                "positive clip"
+            )
+        if self.gradient is not None and not 0 < self.gradient < math.inf:
+            raise PrivacyError(f"the size of gradients is {self.gradient}; it must be positive")
+
+
+def account(
+    algorithm: Mechanism | str,
+    graph: Graph | str,
+    adversary: Adversary | str = "eavesdropper",
+    settings: AccountSettings | None = None,
+) -> Account:
+    """Account for every agent that the adversary does not hold."""
+    mechanism, graph, settings = (
+        as_mechanism(algorithm),
+        as_graph(graph),
+        settings or AccountSettings(),
+    )
+    adversary = parse_adversary(adversary) if isinstance(adversary, str) else adversary
+    check(mechanism, graph)
+    given = settings.stepsize
+    stepsize = mechanism.default_stepsize if given is None else as_stepsize(given)
+    setting = Setting(graph, mechanism, stepsize)
+    law = MessageLaw.against(setting, settings.rounds, adversary, start=settings.start)
+    sized_law = None
+    if settings.gradient is not None:
+        sized_law = MessageLaw.against(
+            setting, settings.rounds, adversary, start=settings.start, prior=settings.gradient
         )
-    stepsize = stepsize or algorithm.default_stepsize
-    view = LinearView.against(graph, algorithm, stepsize, rounds, adversary, start=start)
-    sized_view = None
-    if gradient is not None:
-        if not 0 < gradient < math.inf:
-            raise PrivacyError(f"the size of gradients is {gradient}; it must be positive")
-        sized_view = LinearView.against(
-            graph, algorithm, stepsize, rounds, adversary, start=start, prior=gradient
-        )
-    targets = adversary.targets(graph)
+    targets, public = adversary.targets(graph), public_split(mechanism, graph)
     agents = []
     for agent in targets:
-        blind, sighted = view.posterior(agent), view.given_all_else(agent)
-        mean = view.stepsizes[:, agent]
+        blind, sighted = law.posterior(agent), law.given_all_else(agent)
+        mean = law.stepsizes[:, agent]
         sized = None
-        if sized_view is not None and gradient is not None:
-            sized = _without_prior(sized_view.posterior(agent), gradient * mean)
-        largest = np.array([_largest_stepsize(stepsize, k, agent) for k in view.rounds])
-        alone = view.group(agent) == [agent]
-        exposed = [k for k, sd in zip(blind.rounds, blind.sd, strict=True) if sd == 0]
+        if sized_law is not None and settings.gradient is not None:
+            sized = _without_prior(sized_law.posterior(agent), settings.gradient * mean)
+        largest = np.array([_largest_stepsize(stepsize, k, agent) for k in law.rounds])
+        change, delta = settings.clip * largest, settings.delta
+        group = law.group(agent)
+        overheard = law.sees_all_of(group)
         agents.append(
             AgentAccount(
                 agent,
-                [other for other in view.group(agent) if other != agent],
-                alone,
+                [other for other in group if other != agent],
+                law.sees_all_of([agent]),
                 not set(graph.neighbours(agent)).intersection(targets),
-                exposed,
-                alone and algorithm.coefficients_are_public and not sighted.exact,
+                [k for k, sd in zip(blind.rounds, blind.sd, strict=True) if sd == 0],
+                overheard and public and not sighted.exact,
                 _finite(blind.sd.min()),
                 _sum_sd(blind),
-                _protection(blind, mean, clip * largest, delta),
-                None if sized is None else _protection(sized, mean, clip * largest, delta),
-                _protection(sighted, mean, clip * largest, delta),
+                _protection(blind, mean, change, delta),
+                None if sized is None else _protection(sized, mean, change, delta),
+                _protection(sighted, mean, change, delta),
             )
         )
     return Account(
-        str(algorithm),
-        algorithm.coefficients_are_public,
+        str(mechanism),
+        public,
         graph.name,
         str(stepsize),
-        rounds,
+        settings.rounds,
         str(adversary),
-        start,
-        clip,
-        delta,
-        gradient,
+        settings.start,
+        settings.clip,
+        settings.delta,
+        settings.gradient,
         agents,
     )
 

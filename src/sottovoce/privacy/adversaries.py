@@ -14,9 +14,9 @@ from torch import Tensor
 
 from sottovoce.errors import AttackError
 from sottovoce.graphs import Graph
-from sottovoce.mechanisms import Algorithm, parse_algorithm
-from sottovoce.simulation.transcript import Transcript
-from sottovoce.stepsizes import Stepsize, parse_stepsize
+from sottovoce.mechanisms import Mechanism
+from sottovoce.simulation.transcript import Setting, Transcript
+from sottovoce.stepsizes import Stepsize
 
 SIDE_INFORMATION = ("state", "stepsizes")
 
@@ -41,19 +41,32 @@ class View:
     it.
     """
 
-    graph: Graph
-    algorithm: Algorithm
-    stepsize: Stepsize
+    setting: Setting
     rounds: list[int]
     runs: list[int]
     sender: Tensor
     receiver: Tensor
     messages: Tensor
     start: Tensor | None
-    private_start: float = 0.0
     inside: Mapping[int, Inside] = field(default_factory=dict)
     states: Tensor | None = None
     stepsizes: Tensor | None = None
+
+    @property
+    def graph(self) -> Graph:
+        return self.setting.graph
+
+    @property
+    def algorithm(self) -> Mechanism:
+        return self.setting.algorithm
+
+    @property
+    def stepsize(self) -> Stepsize:
+        return self.setting.stepsize
+
+    @property
+    def private_start(self) -> float:
+        return self.setting.private_start
 
     def position(self, round: int, attack: str) -> int:
         """Where a round lies in the tensors; refused when it was not recorded."""
@@ -99,8 +112,10 @@ class Adversary(ABC):
                 f"{', '.join(SIDE_INFORMATION)}"
             )
 
+    @property
     @abstractmethod
-    def _own(self) -> frozenset[int]: ...
+    def own(self) -> frozenset[int]:
+        """The agents that are its own."""
 
     @abstractmethod
     def _seen(self, transcript: Transcript) -> Tensor:
@@ -108,27 +123,24 @@ class Adversary(ABC):
 
     def targets(self, graph: Graph) -> list[int]:
         """The agents that it can attack: those that are not its own."""
-        return [agent for agent in range(graph.agents) if agent not in self._own()]
+        return [agent for agent in range(graph.agents) if agent not in self.own]
 
-    def view(self, transcript: Transcript, stepsize: Stepsize | None = None) -> View:
-        """What it sees; `stepsize` stands in for one whose text cannot be read back."""
-        inside = self._own()
+    def view(self, transcript: Transcript) -> View:
+        """What it sees of a transcript."""
+        inside = self.own
         if inside and max(inside) >= transcript.graph.agents:
             raise AttackError(
                 f"there is no agent {max(inside)}; agents are 0 to {transcript.graph.agents - 1}"
             )
         links, truth = self._seen(transcript), transcript.truth
         return View(
-            transcript.graph,
-            parse_algorithm(transcript.algorithm),
-            stepsize or parse_stepsize(transcript.stepsize),
+            transcript.setting,
             list(transcript.rounds),
             list(transcript.runs),
             transcript.sender[links],
             transcript.receiver[links],
             transcript.messages[:, :, links],
             transcript.start,
-            transcript.private_start,
             {
                 agent: Inside(
                     truth.states[:, :, agent],
@@ -148,7 +160,8 @@ class Eavesdropper(Adversary):
     def __str__(self) -> str:
         return _named("eavesdropper", self.knows)
 
-    def _own(self) -> frozenset[int]:
+    @property
+    def own(self) -> frozenset[int]:
         return frozenset()
 
     def _seen(self, transcript: Transcript) -> Tensor:
@@ -169,7 +182,8 @@ class CuriousAgents(Adversary):
     def __str__(self) -> str:
         return _named("agents:" + ",".join(map(str, sorted(self.agents))), self.knows)
 
-    def _own(self) -> frozenset[int]:
+    @property
+    def own(self) -> frozenset[int]:
         return self.agents
 
     def _seen(self, transcript: Transcript) -> Tensor:
@@ -198,11 +212,8 @@ def _stepsizes(transcript: Transcript) -> Tensor:
     A public stepsize is no secret to be told: noise on the gradient must not leave with it.
     """
     steps, gradients = transcript.truth.steps, transcript.truth.gradients
-    if not transcript.stepsize.startswith("deterministic"):
+    public, agents = transcript.stepsize, range(transcript.graph.agents)
+    if any(public.std(round, agent) for round in transcript.rounds for agent in agents):
         return torch.where(gradients == 0, 0.0, steps / gradients)
-    public = parse_stepsize(transcript.stepsize)
-    means = [
-        [public.mean(round, agent) for agent in range(transcript.graph.agents)]
-        for round in transcript.rounds
-    ]
+    means = [[public.mean(round, agent) for agent in agents] for round in transcript.rounds]
     return steps.new_tensor(means)[:, None, :, None].expand_as(steps)

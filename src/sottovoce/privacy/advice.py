@@ -1,6 +1,6 @@
 """What to use instead, in plain words: what an algorithm gives away, and the setting that does not.
 
-The sentences are computed for the graph at hand with the linear-Gaussian model of `linear_view`;
+The sentences are computed for the graph at hand with the law of the messages (`message_law`);
 what a setting costs in accuracy was measured by `sottovoce reproduce frontier`.
 """
 
@@ -9,11 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import linalg
 
-from sottovoce.graphs import Graph
+from sottovoce.graphs import Graph, as_graph
 from sottovoce.graphs.mixing import mixing_matrix
-from sottovoce.mechanisms import Algorithm, NoisyDSGD, ZeroSumDSGD, has_scalar_shares
+from sottovoce.mechanisms import Mechanism, ZeroSumDSGD, as_mechanism, public_split
 from sottovoce.privacy.adversaries import Eavesdropper
-from sottovoce.privacy.linear_view import LinearView
+from sottovoce.privacy.columns import one_round
+from sottovoce.privacy.message_law import MessageLaw
+from sottovoce.simulation.transcript import Setting
 from sottovoce.stepsizes import Deterministic, Power, Stepsize
 
 HIDING_NOISE = 6.0
@@ -29,68 +31,56 @@ _LAZY = "lazy-metropolis"
 
 @dataclass(frozen=True)
 class Protection:
-    """What noise of a unit does on a graph: to an eavesdropper, and to the agents' own models.
+    """What a chain's noise does on a graph: to an eavesdropper, and to the agents' own models.
 
     left: the least noise, over agents, that an eavesdropper who knows nothing about gradients is
-    left with on a gradient. on_models: the noise on the states, λ̄ times this, of the agent that
-    has most of it, once it has settled.
+    left with on a gradient. on_models: the noise on the states about their average, λ̄ times this,
+    of the agent that has most of it, once it has settled. averages_out: whether the noise never
+    reaches the average of the agents.
     """
 
     left: float
     on_models: float
+    averages_out: bool
 
 
-def protection(graph: Graph, algorithm: Algorithm) -> Protection:
-    """The effect of an algorithm's noise, both figures per unit of the mean stepsize."""
-    view = LinearView.against(
-        graph,
-        algorithm,
-        Stepsize(Power(1.0, 0.0), Deterministic()),
-        _ROUNDS,
-        Eavesdropper(),
-        start="unknown",
-    )
+def protection(mechanism: Mechanism, graph: Graph) -> Protection:
+    """The effect of a chain's noise, per unit of the mean stepsize."""
+    setting = Setting(graph, mechanism, Stepsize(Power(1.0, 0.0), Deterministic()))
+    law = MessageLaw.against(setting, _ROUNDS, Eavesdropper(), start="unknown")
     middle = _ROUNDS // 2 + 1
-    left = min(view.posterior_sd(agent, middle) for agent in range(graph.agents))
-    noise = algorithm.noise if isinstance(algorithm, ZeroSumDSGD) else 0.0
-    return Protection(left, noise * _settled_noise(graph))
+    left = min(law.posterior_sd(agent, middle) for agent in range(graph.agents))
+    forward, noise = one_round(setting)
+    about = noise - noise.mean(0)
+    settled = linalg.solve_discrete_lyapunov(forward - 1 / graph.agents, about @ about.T)
+    on_models = float(np.sqrt(max(0.0, np.diag(settled).max())))
+    return Protection(left, on_models, bool(np.abs(noise.mean(0)).max(initial=0.0) < 1e-12))
 
 
-def _settled_noise(graph: Graph) -> float:
-    """The largest standard deviation of the states under zero-sum noise of size 1 a round.
-
-    Σ = WΣWᵀ + C with C = Σ_j (I_j - 1_j 1_jᵀ / |N_j|), 1_j marking the neighbourhood of j: the
-    noise sums to zero, so that it lives where W contracts.
-    """
-    weights = graph.mixing.toarray()
-    agents = graph.agents
-    member = (weights > 0).astype(np.float64)
-    noise = np.diag(member.sum(1)) - (member / member.sum(0)) @ member.T
-    settled = linalg.solve_discrete_lyapunov(weights - 1 / agents, noise)
-    return float(np.sqrt(np.diag(settled).max()))
-
-
-def advice(graph: Graph, algorithm: Algorithm) -> list[str]:
+def recommend(algorithm: Mechanism | str, graph: Graph | str) -> list[str]:
     """What the algorithm gives away on this graph, and what to use against whom, at what cost."""
+    mechanism, graph = as_mechanism(algorithm), as_graph(graph)
     if graph.agents == 1:
         return ["One agent alone sends nothing."]
-    noisy = isinstance(algorithm, NoisyDSGD | ZeroSumDSGD) and algorithm.noise > 0
     if graph.agents > LARGEST:
-        found = [] if noisy else [_exposure(graph, algorithm)]
-        return [*found, f"Figures are computed for up to {LARGEST} agents."]
-    if not noisy:
-        return [_exposure(graph, algorithm), *_recommendation(graph)]
-    here = protection(graph, algorithm)
+        return [_exposure(mechanism, graph), f"Figures are computed for up to {LARGEST} agents."]
+    if not all(part.linear for part in mechanism.parts):
+        return [
+            f"{mechanism} is not linear; `sottovoce audit` attacks it, no figures are computed."
+        ]
+    here = protection(mechanism, graph)
+    if not here.on_models and not here.left:
+        return [_exposure(mechanism, graph), *_recommendation(graph)]
     said = [
-        f"{algorithm}: an eavesdropper, or all neighbours of an agent together, is left with noise "
+        f"{mechanism}: an eavesdropper, or all neighbours of an agent together, is left with noise "
         f"of {here.left:.3g} on every coordinate of a gradient, if it knows nothing about "
         "gradients. Images of one sample stayed hidden on the small CNN where that is "
-        f"{HIDING_NOISE:g} times the gradient's own root mean square or more. Who knows how large "
-        "gradients are, and smooths over rounds, is left with less; who sees the same data used K "
-        f"times sees a {'K-th' if isinstance(algorithm, ZeroSumDSGD) else 'root-K-th'} of the "
+        f"{HIDING_NOISE:g} times the gradient's own root mean square or more. An observer who "
+        "knows how large gradients are, and smooths over rounds, is left with less; one who sees "
+        f"the same data used K times sees a {'K-th' if here.averages_out else 'root-K-th'} of the "
         "noise; labels of single samples are the last to be hidden.",
     ]
-    if isinstance(algorithm, NoisyDSGD):
+    if not here.averages_out:
         return [*said, *_recommendation(graph)]
     said.append(
         "The average of the agents feels nothing of it; every model is off by "
@@ -98,7 +88,7 @@ def advice(graph: Graph, algorithm: Algorithm) -> list[str]:
     )
     lazy = _lazier(graph)
     if lazy is not None:
-        there = protection(lazy, algorithm)
+        there = protection(mechanism, lazy)
         if there.left / there.on_models > here.left / here.on_models:
             said.append(
                 f"With --weights {_LAZY} the same noise leaves an eavesdropper {there.left:.3g} "
@@ -108,17 +98,17 @@ def advice(graph: Graph, algorithm: Algorithm) -> list[str]:
     return said
 
 
-def _exposure(graph: Graph, algorithm: Algorithm) -> str:
-    """What an algorithm without noise gives away."""
+def _exposure(algorithm: Mechanism, graph: Graph) -> str:
+    """What an algorithm gives away where its noise is not counted."""
     two = int((graph.degrees >= 2).sum())
-    if algorithm.coefficients_are_public:
+    if public_split(algorithm, graph):
         return (
             f"{algorithm}: nothing private is on the messages; an eavesdropper computes every "
             "agent's step exactly from two rounds (least-squares)."
         )
-    if has_scalar_shares(algorithm):
+    if algorithm.split.scalar:
         return (
-            f"{algorithm}: whoever sees two links of an agent removes its state and has its step "
+            f"{algorithm}: an observer of two links of an agent removes its state and has its step "
             f"up to a scalar, from three rounds exactly (elimination, chain): {two} of "
             f"{graph.agents} agents have two links. What is left is the spread of the stepsizes, "
             "which fades under the experiments' law and was overcome under the uniform law."
@@ -131,7 +121,7 @@ def _exposure(graph: Graph, algorithm: Algorithm) -> str:
 
 def _recommendation(graph: Graph) -> list[str]:
     lazy = _lazier(graph) or graph
-    one = protection(lazy, ZeroSumDSGD(1.0))
+    one = protection(ZeroSumDSGD(1.0), lazy)
     size = HIDING_NOISE / one.left
     return [
         "To withstand an eavesdropper and colluding neighbours: zero-sum:σ with "

@@ -1,7 +1,8 @@
 """How well anybody can estimate a gradient g from the step λ g: the paper's bound on the error.
 
-Whoever holds y = λ g and knows the law of λ and a prior of g estimates g with a mean squared error
-of at least e^{2h} / (2πe), where h = h(g | λ g) is the conditional differential entropy in nats.
+An observer who holds y = λ g and knows the law of λ and a prior of g estimates g with a mean
+squared error of at least e^{2h} / (2πe), where h = h(g | λ g) is the conditional differential
+entropy in nats.
 The stepsize is λ = base x factor with the factor uniform on an interval [low, high] that the law
 states for round k, so that, with h(y | g) = ln(high - low) + E ln|g|,
 
@@ -15,12 +16,13 @@ stepsize protects better; it equally means that a stepsize going to zero costs n
 import math
 import operator
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy.integrate import quad
 from scipy.spatial import cKDTree
 from scipy.special import digamma, entr, exp1
@@ -34,6 +36,7 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 _THIN = 0.1
 # In units of the prior's spread, y below e^-45 carries less than 1e-16 of h(y).
 _LOWEST_LOG = -45.0
+_LAST_ROUND = 10**8
 _NEIGHBOUR = 2
 _REPLICATES = 8
 
@@ -47,8 +50,10 @@ class StepsizeLaw(Protocol):
 def _positive(name: str, value: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         raise PrivacyError(f"{name} must be a number; got {value!r}")
-    if not (math.isfinite(value) and value > 0):
-        raise PrivacyError(f"{name} is {value}; it must be positive and finite")
+    if not 1e-150 <= value <= 1e150:
+        raise PrivacyError(
+            f"{name} is {value}; accepted: 1e-150 to 1e150, whose squares are doubles"
+        )
 
 
 def _log_ratio(gap: float) -> float:
@@ -67,9 +72,15 @@ class GradientPrior(ABC):
     unit_entropy: ClassVar[float]
     unit_mean_log_abs: ClassVar[float]
 
+    def __post_init__(self) -> None:
+        ((name, value),) = vars(self).items()
+        _positive(name, value)
+
     @property
-    @abstractmethod
-    def spread(self) -> float: ...
+    def spread(self) -> float:
+        """The one parameter of the law."""
+        (value,) = vars(self).values()
+        return float(value)
 
     @abstractmethod
     def sample(self, n: int, rng: np.random.Generator) -> Array:
@@ -87,24 +98,6 @@ class GradientPrior(ABC):
         """Return h(g) in nats."""
         return self.unit_entropy + math.log(self.spread)
 
-    def mean_log_abs(self) -> float:
-        """Return E ln|g|."""
-        return self.unit_mean_log_abs + math.log(self.spread)
-
-    def product_density(self, x: ArrayLike, low: float, high: float) -> Array:
-        """Return the density of u g at x, u uniform on [low, high] and independent of g.
-
-        x: any shape; so is the result. It is infinite at x = 0 when low = 0.
-        """
-        gap = _gap(low, high)
-        if gap == 0:
-            raise PrivacyError(f"the interval [{low}, {high}] has no width; low must be below high")
-        unit = self.spread * high
-        y = np.abs(np.asarray(x, dtype=np.float64)) / unit
-        # The density has a finite limit at 0 when low > 0, but both tails diverge there.
-        density = self._product(np.maximum(y, 1e-150), gap) / (2 * unit)
-        return np.where(y == 0, np.inf, density) if gap >= 1 else density
-
 
 @dataclass(frozen=True)
 class UniformPrior(GradientPrior):
@@ -114,13 +107,6 @@ class UniformPrior(GradientPrior):
     name: ClassVar[str] = "uniform"
     unit_entropy: ClassVar[float] = math.log(2)
     unit_mean_log_abs: ClassVar[float] = -1.0
-
-    def __post_init__(self) -> None:
-        _positive("kappa", self.kappa)
-
-    @property
-    def spread(self) -> float:
-        return self.kappa
 
     def sample(self, n: int, rng: np.random.Generator) -> Array:
         return self.kappa * rng.uniform(-1.0, 1.0, n)
@@ -170,13 +156,6 @@ class GaussianPrior(_SmoothPrior):
     unit_entropy: ClassVar[float] = 0.5 * math.log(2 * math.pi * math.e)
     unit_mean_log_abs: ClassVar[float] = -(np.euler_gamma + math.log(2)) / 2
 
-    def __post_init__(self) -> None:
-        _positive("sigma", self.sigma)
-
-    @property
-    def spread(self) -> float:
-        return self.sigma
-
     def sample(self, n: int, rng: np.random.Generator) -> Array:
         return self.sigma * rng.standard_normal(n)
 
@@ -198,13 +177,6 @@ class LaplacePrior(_SmoothPrior):
     unit_entropy: ClassVar[float] = 1 + math.log(2)
     unit_mean_log_abs: ClassVar[float] = -np.euler_gamma
 
-    def __post_init__(self) -> None:
-        _positive("scale", self.scale)
-
-    @property
-    def spread(self) -> float:
-        return self.scale
-
     def sample(self, n: int, rng: np.random.Generator) -> Array:
         return self.scale * rng.laplace(0.0, 1.0, n)
 
@@ -214,16 +186,6 @@ class LaplacePrior(_SmoothPrior):
     def _tail(self, y: Array) -> Array:
         tail: Array = exp1(y)
         return tail
-
-
-def _gap(low: float, high: float) -> float:
-    """(high - low) / high: the relative width, all that the bound sees of a law."""
-    if not (math.isfinite(high) and 0 <= low <= high and high > 0):
-        raise PrivacyError(
-            f"a stepsize law gave the interval [{low}, {high}]; "
-            "accepted are finite 0 <= low <= high with high > 0"
-        )
-    return (high - low) / high
 
 
 def _whole(name: str, value: int, least: int) -> int:
@@ -237,8 +199,19 @@ def _whole(name: str, value: int, least: int) -> int:
 
 
 def _round_gap(law: StepsizeLaw, k: int) -> float:
-    low, high = law.interval(_whole("round k", k, 1))
-    return _gap(float(low), float(high))
+    """(high - low) / high: the relative width, all that the bound sees of a law."""
+    low, high = map(float, law.interval(_whole("round k", k, 1)))
+    if not (math.isfinite(high) and 0 <= low <= high and high > 0):
+        raise PrivacyError(
+            f"a stepsize law gave the interval [{low}, {high}]; "
+            "accepted are finite 0 <= low <= high with high > 0"
+        )
+    if low > 0 and k > _LAST_ROUND:
+        raise PrivacyError(
+            f"round k is {k}; accepted for this law: 1 to {_LAST_ROUND:,}, because its interval "
+            "is too thin for double precision beyond"
+        )
+    return (high - low) / high
 
 
 def _product_entropy(prior: GradientPrior, gap: float) -> float:
@@ -262,7 +235,7 @@ def conditional_entropy(law: StepsizeLaw, prior: GradientPrior, k: int = 1) -> f
 
     It is -inf for a law of zero width: λ is public, hence g is known exactly (the paper calls this
     entropy zero; it is the error bound that is zero). The law states its interval in double
-    precision, which holds 1e-8 up to about k = 10^8 where the relative width is 1/k.
+    precision, which holds 1e-8 up to k = 10^8 where the relative width is 1/k.
     """
     gap = _round_gap(law, k)
     if gap == 0:
@@ -393,3 +366,8 @@ def bound(law: StepsizeLaw, prior: GradientPrior, k: int = 1) -> Bound:
         mse_lower_bound=mse_lower_bound(entropy),
         prior_entropy_nats=prior.entropy(),
     )
+
+
+PRIORS: dict[str, Callable[[float], GradientPrior]] = {
+    one.name: one for one in (UniformPrior, GaussianPrior, LaplacePrior)
+}

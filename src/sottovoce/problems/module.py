@@ -1,5 +1,6 @@
 """Any torch module with a loss and one dataset for each agent, as a problem."""
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -184,12 +185,13 @@ class ModuleProblem(Problem):
 
     @property
     def spec(self) -> dict[str, Any]:
-        model = identity(self.model)
-        if self.initialise is not None:  # It replaces the module's own trainable weights.
-            model["state"] = {
-                name: one for name, one in model["state"].items() if name not in self.layout.names
-            }
-        return {**super().spec, "module": model}
+        model = self.model
+        if self.initialise is not None:  # The weights that it leaves alone decide numbers, too.
+            model = copy.deepcopy(model)
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(0)
+                self.initialise(model, 0)
+        return {**super().spec, "module": identity(model)}
 
     def describe(self) -> dict[str, Any]:
         return {

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ _BLOCK_BYTES = 1 << 17
 """Draws are made in blocks of about this many bytes, so that no second tensor is stored."""
 
 _CIPHER_BLOCK = 16
+_SERIALS = count()
 
 _FORMATS = {
     torch.float64: (np.int64, 52, 1023, np.float64),
@@ -80,12 +82,20 @@ class CipherStreams(Streams):
         self._ciphers: dict[_Address, CipherContext] = {}
         self._ahead: dict[_Address, tuple[int, Tensor]] | None = {}
         self._desk = _Desk()
+        # A desk remembers whose counters it holds by number: a reference would make a cycle.
+        self._serial = next(_SERIALS)
 
     def __repr__(self) -> str:
         return f"CipherStreams(runs={len(self.runs)}, agents={len(self.agents)})"
 
     def part(self, runs: slice, agents: slice) -> "CipherStreams":
-        part = CipherStreams(self.runs[runs], self.agents[agents])
+        return self._sharing(self.runs[runs], self.agents[agents])
+
+    def renumbered(self, agents: Sequence[int]) -> "CipherStreams":
+        return self._sharing(self.runs, agents)
+
+    def _sharing(self, runs: range, agents: Sequence[int]) -> "CipherStreams":
+        part = CipherStreams(runs, agents)
         part._master, part._ciphers, part._desk = self._master, self._ciphers, self._desk
         part._ahead = None
         return part
@@ -146,7 +156,7 @@ class CipherStreams(Streams):
                 number = np.arange(top, top + len(block))
                 if desk.lacks("round", (round, rounds, top if rounds > 1 else 0)):
                     counters[..., 0] = round + number[:, None] // len(self._run)
-                if desk.lacks("streams", (self, rounds, top)):
+                if desk.lacks("streams", (self._serial, rounds, top)):
                     stream = number % len(self._run)
                     counters[..., 1] = self._run[stream, None]
                     counters[..., 2] = self._agent[stream, None]

@@ -34,7 +34,13 @@ class DeviceStreams(Streams):
         return f"DeviceStreams(runs={len(self.runs)}, agents={len(self.agents)})"
 
     def part(self, runs: slice, agents: slice) -> "DeviceStreams":
-        part = DeviceStreams(self.runs[runs], self.agents[agents], None, self.device)
+        return self._sharing(self.runs[runs], self.agents[agents])
+
+    def renumbered(self, agents: Sequence[int]) -> "DeviceStreams":
+        return self._sharing(self.runs, agents)
+
+    def _sharing(self, runs: range, agents: Sequence[int]) -> "DeviceStreams":
+        part = DeviceStreams(runs, agents, None, self.device)
         part._secret = self._secret
         return part
 

@@ -39,6 +39,10 @@ class Streams(ABC):
         """The same numbers for some runs and agents alone."""
 
     @abstractmethod
+    def renumbered(self, agents: Sequence[int]) -> "Streams":
+        """Streams of other numbers in place of the agents', under the same keys."""
+
+    @abstractmethod
     def uniform(
         self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
     ) -> Tensor:

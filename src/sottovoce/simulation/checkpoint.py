@@ -1,28 +1,27 @@
-"""What a simulation is, and the state in which it can be continued."""
+"""What a simulation computes, what decides its numbers, and the state from which it goes on."""
 
-import hashlib
-import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from sottovoce.errors import ResultError
 from sottovoce.graphs import Graph
-from sottovoce.mechanisms import Algorithm
+from sottovoce.mechanisms import Mechanism
 from sottovoce.problems.base import Problem
+from sottovoce.simulation.options import Options
 from sottovoce.stepsizes import Stepsize
-from sottovoce.storage.files import write_json
-from sottovoce.storage.tensors import read_tensors, write_tensors
+from sottovoce.storage.store import Store
 
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
+_MEMORY = "memory"
 
 
 def describe(
     problem: Problem,
-    algorithm: Algorithm,
+    algorithm: Mechanism,
     graph: Graph,
     stepsize: Stepsize,
     steps: int,
@@ -33,7 +32,7 @@ def describe(
     """What a simulation computes, as JSON: a result's facts."""
     return {
         "problem": problem.describe(),
-        "algorithm": algorithm.describe(),
+        "algorithm": algorithm.spec,
         "stepsize": stepsize.describe(),
         "graph": graph.describe(),
         "steps": steps,
@@ -44,64 +43,95 @@ def describe(
     }
 
 
+def simulation_spec(
+    problem: Problem,
+    algorithm: Mechanism,
+    graph: Graph,
+    *,
+    stepsize: Stepsize,
+    steps: int,
+    rounds: list[int],
+    options: Options,
+    insecure_seed: int | None,
+) -> dict[str, Any]:
+    """All that decides the numbers of every run, as JSON: what a stored part is found by.
+
+    rounds: those measured. Recorded rounds count because they are computed message by message.
+    """
+    record = options.record
+    return {
+        "kind": "simulation",
+        "problem": problem.spec,
+        "algorithm": algorithm.spec,
+        "graph": graph.spec,
+        "stepsize": stepsize.spec,
+        "steps": steps,
+        "measured": rounds,
+        "recorded": record and [sorted(record.rounds), sorted(record.runs)],
+        "exact": options.exact,
+        "private_start": options.private_start,
+        "insecure_seed": insecure_seed,
+    }
+
+
 @dataclass(frozen=True)
 class Saved:
+    """States (runs, agents, d) after a round, what was measured until then, and what parts keep."""
+
     round: int
     state: Tensor
     measured: dict[int, dict[str, Tensor]]
+    memory: dict[str, Tensor]
 
 
 class Checkpoint:
-    """The checkpoint of one chunk of runs: one file, replaced in one step."""
+    """The state of one chunk of runs in a store, kept now and then and at the end."""
 
-    def __init__(self, folder: str | Path, runs: range, identity: str) -> None:
-        self.path = Path(folder) / f"runs-{runs.start}-{runs.stop - 1}.safetensors"
-        self.digest = hashlib.sha256(identity.encode()).hexdigest()
+    def __init__(
+        self, store: Store, spec: Mapping[str, Any], runs: range, device: torch.device
+    ) -> None:
+        self.store, self.runs, self.device = store, runs, device
+        self.spec = {**spec, "runs": [runs.start, runs.stop]}
         self.saved_at = time.monotonic()
 
     def load(self) -> Saved | None:
-        if not self.path.exists():
+        """Where the same simulation was stopped, or finished."""
+        if (found := self.store.load(self.spec)) is None:
             return None
-        tensors, facts = read_tensors(self.path)
-        if facts.get("digest") != self.digest:
-            raise ResultError(
-                f"{self.path} belongs to a simulation with other settings; "
-                "give another checkpoint folder or remove this one"
-            )
+        tensors = {name: tensor.to(self.device) for name, tensor in found.tensors.items()}
+        state, round = tensors.pop("state"), found.facts["round"]
         measured: dict[int, dict[str, Tensor]] = {}
+        memory: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
-            if name != "state":
-                round, _, metric = name.partition(".")
-                measured.setdefault(int(round), {})[metric] = tensor
-        return Saved(facts["round"], tensors["state"], dict(sorted(measured.items())))
+            at, _, rest = name.partition(".")
+            held = memory if at == _MEMORY else measured.setdefault(int(at), {})
+            held[rest] = tensor
+        runs = f"runs {self.runs.start} to {self.runs.stop - 1}"
+        done = "all" if round == self.spec["steps"] else "the first"
+        self.store.say(f"reused {done} {round} rounds of {runs} from {self.store.folder}")
+        return Saved(round, state, dict(sorted(measured.items())), memory)
 
-    def maybe_save(
-        self, round: int, state: Tensor, measured: dict[int, dict[str, Tensor]], final: bool
-    ) -> None:
+    def maybe_save(self, now: Saved, final: bool) -> None:
+        """Save at the end, and otherwise once a minute."""
         if final or time.monotonic() - self.saved_at > SECONDS_BETWEEN_CHECKPOINTS:
-            self.save(round, state, measured)
+            self.save(now)
 
-    def save(self, round: int, state: Tensor, measured: dict[int, dict[str, Tensor]]) -> None:
+    def save(self, now: Saved) -> None:
+        """Keep the states, and all that was measured or is remembered."""
         tensors = {
             f"{at}.{name}": values
-            for at, found in measured.items()
+            for at, found in (*now.measured.items(), (_MEMORY, now.memory))
             for name, values in found.items()
         }
-        facts = {"digest": self.digest, "round": round}
-        write_tensors(self.path, {"state": state, **tensors}, facts)
+        self.store.save(self.spec, {"state": now.state, **tensors}, {"round": now.round})
         self.saved_at = time.monotonic()
 
 
-def runs_at_once(problem: Problem, checkpoint: str | Path | None) -> int | None:
-    """How many runs to simulate together; a checkpoint folder keeps what was first chosen."""
-    chosen = problem.runs_at_once()
-    if checkpoint is None or chosen is None:
-        return chosen
-    plan = Path(checkpoint) / "plan.json"
-    if plan.exists():
-        try:
-            return int(json.loads(plan.read_text())["runs_at_once"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ResultError(f"{plan} is not a checkpoint's plan; remove its folder") from error
-    write_json(plan, {"runs_at_once": chosen})
+def runs_at_once(problem: Problem, store: Store, spec: Mapping[str, Any], runs: range) -> int:
+    """How many runs to simulate together; a simulation that goes on keeps what it first chose."""
+    chosen = problem.runs_at_once() or len(runs)
+    plan = {**spec, "kind": "plan", "runs": [runs.start, runs.stop]}
+    if found := store.load(plan):
+        return int(found.facts["runs_at_once"])
+    store.save(plan, facts={"runs_at_once": chosen})
     return chosen

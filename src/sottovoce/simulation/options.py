@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sottovoce.simulation.transcript import Recording
+from sottovoce.storage.store import Store
 
 
 @dataclass(frozen=True)
@@ -12,18 +13,19 @@ class Options:
     """What `simulate` measures, records and keeps.
 
     measure: after which rounds to measure, 0 being the start; about 100 rounds on a logarithmic
-    scale unless given. record: rounds and runs whose messages to keep. checkpoint: a folder from
-    which an interrupted call with the same arguments continues; with `insecure_seed` it ends with
-    the same numbers as an undisturbed one. private_start: standard deviation of private Gaussian
-    numbers that every agent adds to its starting point; with 0 an observer who knows that point
-    reads a share of the first step off a single message. exact: compute message by message, as real
-    agents do, to the same bits as `sottovoce.distributed`; otherwise a faster equivalent serves.
-    keep_final: whether the result holds the last states; without, its `final` has no coordinates.
+    scale unless given. record: rounds and runs whose messages to keep. checkpoint: a folder, or its
+    `Store`, from which an interrupted call with the same arguments, data and code continues; with
+    `insecure_seed` it ends with the same numbers as an undisturbed one. private_start: standard
+    deviation of private Gaussian numbers that every agent adds to its starting point; with 0 an
+    observer who knows that point reads a share of the first step off a single message. exact:
+    compute message by message, as real agents do, to the same bits as `sottovoce.distributed`;
+    otherwise a faster equivalent serves. keep_final: whether the result holds the last states;
+    without, its `final` has no coordinates.
     """
 
     measure: Collection[int] | None = None
     record: Recording | None = None
-    checkpoint: str | Path | None = None
+    checkpoint: Store | str | Path | None = None
     private_start: float = 0.0
     exact: bool = False
     keep_final: bool = True

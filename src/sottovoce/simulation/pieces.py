@@ -1,68 +1,68 @@
 """Many runs in pieces, each kept when it is finished: a stopped study continues with the next."""
 
-import json
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
-from sottovoce.errors import ResultError, SimulationError
+import torch
+
+from sottovoce.errors import SimulationError
 from sottovoce.graphs import Graph
-from sottovoce.mechanisms import Algorithm
+from sottovoce.mechanisms import Mechanism
 from sottovoce.problems.base import Problem
-from sottovoce.simulation.checkpoint import describe
+from sottovoce.simulation.checkpoint import simulation_spec
 from sottovoce.simulation.options import Options
 from sottovoce.simulation.result import Result, join
-from sottovoce.simulation.runner import simulate
+from sottovoce.simulation.runner import measured_rounds, simulate
 from sottovoce.stepsizes import Stepsize
-from sottovoce.storage.tensors import beside
+from sottovoce.storage.store import Store
+
+
+def pieces_of(runs: int, piece: int) -> list[range]:
+    """Runs 0 to `runs` - 1 in pieces of `piece`, the last one perhaps smaller."""
+    if piece < 1 or runs < 1:
+        raise SimulationError(f"piece is {piece} and runs is {runs}; both must be at least 1")
+    return [range(runs)[first : first + piece] for first in range(0, runs, piece)]
 
 
 def simulate_in_pieces(
     problem: Problem,
-    algorithm: Algorithm,
+    algorithm: Mechanism,
     graph: Graph,
     *,
-    piece: int,
     steps: int,
-    runs: int,
+    runs: Sequence[range],
     stepsize: Stepsize,
     options: Options,
     insecure_seed: int | None = None,
 ) -> Result:
-    """Simulate `piece` runs at a time and keep each piece's measurements in `options.checkpoint`.
+    """Simulate some runs at a time and keep each piece's measurements in `options.checkpoint`.
 
-    A piece that is there already, from the same settings, is read and not computed again; pieces
-    computed elsewhere may be put there. The last states are not kept. With `insecure_seed` the
-    result is that of one simulation of all runs.
+    runs: the pieces in turn, as `pieces_of(1000, 200)` gives them.
+    A piece that is there already, from the same arguments, data and code, is read and not computed
+    again; pieces computed elsewhere may be put there. The last states are not kept. With
+    `insecure_seed` the result is that of one simulation of all runs.
     """
-    if piece < 1 or runs < 1:
-        raise SimulationError(f"piece is {piece} and runs is {runs}; both must be at least 1")
+    if options.record is not None:
+        raise SimulationError("pieces keep measurements alone; record messages with simulate")
+    store, rounds = Store.of(options.checkpoint), measured_rounds(steps, options.measure)
+    settings: dict[str, Any] = {
+        "stepsize": stepsize,
+        "steps": steps,
+        "insecure_seed": insecure_seed,
+    }
+    spec = simulation_spec(problem, algorithm, graph, rounds=rounds, options=options, **settings)
+    options = replace(options, checkpoint=None, keep_final=False)
     parts = []
-    for first in range(0, runs, piece):
-        some = range(first, min(first + piece, runs))
-        stem = Path(options.checkpoint or ".") / f"runs-{some.start}-{some.stop - 1}"
-        facts = describe(
-            problem, algorithm, graph, stepsize, steps, some, options.private_start, insecure_seed
-        )
-        if beside(stem, ".json").exists():
-            part = Result.load(stem)
-            if part.facts != json.loads(json.dumps(facts)) or part.rounds != sorted(
-                options.measure or ()
-            ):
-                raise ResultError(
-                    f"{stem} belongs to a simulation with other settings; "
-                    "give another folder or remove this one"
-                )
-        else:
-            part = simulate(
-                problem,
-                algorithm,
-                graph,
-                steps=steps,
-                runs=some,
-                stepsize=stepsize,
-                insecure_seed=insecure_seed,
-                options=replace(options, checkpoint=None, keep_final=False),
-            )
-            part.save(stem)
-        parts.append(part)
-    return replace(join(parts), facts={**parts[0].facts, "runs": runs})
+    with store.lock():
+        for some in runs:
+            entry = {**spec, "kind": "piece", "runs": [some.start, some.stop]}
+            if (found := store.load(entry)) is not None:
+                final = torch.empty(len(some), graph.agents, 0, dtype=problem.dtype)
+                part = Result(rounds, found.tensors, final, found.facts)
+            else:
+                part = simulate(problem, algorithm, graph, runs=some, options=options, **settings)
+                store.save(entry, part.metrics, part.facts)
+            parts.append(part)
+    store.report("piece", "pieces")
+    return replace(join(parts), facts={**parts[0].facts, "runs": sum(map(len, runs))})

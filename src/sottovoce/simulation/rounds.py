@@ -1,7 +1,9 @@
-"""The update of all agents and runs at once: x <- Wx - Bs.
+"""What serves a chain faster than message by message, where its parts allow it.
 
-Dense for small or dense graphs, one batched matrix product; sparse for large ones, where all runs
-form one block-diagonal matrix in CSR form, so that no loop over agents or runs is left.
+The reference (`mechanisms.reference`) serves every chain. A plain chain is one product, x <- Wx -
+Bs: dense for small or dense graphs, sparse for large ones, where all runs form one block-diagonal
+matrix in CSR form; on a GPU with few agents it is one kernel. Where shares are drawn coordinate by
+coordinate, they are taken from Wx a few senders at a time.
 """
 
 import warnings
@@ -10,15 +12,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sottovoce.graphs import Graph, Routes
+from sottovoce.graphs import Graph
 from sottovoce.kernels import usable
-from sottovoce.kernels.mixing import MOST_AGENTS, mix_
-from sottovoce.mechanisms import Algorithm, has_scalar_shares
-from sottovoce.randomness import DeviceStreams, Streams
-from sottovoce.stepsizes import Stepsize
+from sottovoce.kernels.mixing import MOST_AGENTS, Factors, mix_
+from sottovoce.mechanisms import Mechanism, in_blocks
+from sottovoce.mechanisms.flow import Flow
+from sottovoce.mechanisms.reference import Gather, by_messages, split_step
+from sottovoce.randomness import DeviceStreams
 
 _DENSE_AGENTS = {True: 24, False: 64}
-"""Up to how many agents the dense product is quicker: on a CPU (on a ring), and elsewhere."""
+"""Up to how many agents the dense product is faster: on a CPU (on a ring), and elsewhere."""
 
 _BLOCK_NUMBERS = {True: 1 << 15, False: 1 << 24}
 """Shares held at a time on a CPU, whose cache they should not leave, and elsewhere."""
@@ -34,11 +37,12 @@ class Mixer(Protocol):
         """
 
     def mix(self, state: Tensor, out: Tensor) -> None:
-        """out = W state, for shares that are no numbers times the step."""
+        """out = W state."""
 
 
-def mixer(graph: Graph, runs: int, dtype: torch.dtype, device: torch.device) -> Mixer:
-    """The quicker of the two for this graph."""
+def mixer(graph: Graph, like: Flow) -> Mixer:
+    """The faster of the two for this graph."""
+    runs, dtype, device = len(like.x), like.x.dtype, like.x.device
     density = graph.mixing.nnz / graph.agents**2
     if graph.agents <= _DENSE_AGENTS[device.type == "cpu"] or density > 0.25:
         return DenseMixer(graph, runs, dtype, device)
@@ -104,7 +108,88 @@ class SparseMixer:
         torch.addmm(flat_out, self._mixing, flat_state, beta=0.0, out=flat_out)
 
 
-class InPlaceUpdate:
+def backend(mechanism: Mechanism, graph: Graph, like: Flow) -> Gather:
+    """The fastest way to what each agent receives; `like` shows runs, sizes and streams."""
+    if mechanism.at("messages") or (mechanism.at("shares") and not in_blocks(mechanism, graph)):
+        return by_messages(mechanism)
+    return Product(mechanism, graph, like) if mechanism.plain else Blocks(mechanism, graph, like)
+
+
+class Product:
+    """x <- Wx - Bs for a plain chain; public coefficients are computed once."""
+
+    def __init__(self, mechanism: Mechanism, graph: Graph, like: Flow) -> None:
+        self._mixer, self._public = mixer(graph, like), _Public(mechanism, like)
+        self._buffers = _Buffers(mechanism, like)
+
+    def __call__(self, flow: Flow) -> Tensor:
+        out = self._buffers.instead_of(flow.x)
+        self._mixer.combine(flow.x, flow.s, out, self._public.coefficients(flow))
+        return out
+
+
+class _Buffers:
+    """Where successor states go: over the states before, unless a part may still hold those."""
+
+    def __init__(self, mechanism: Mechanism, like: Flow) -> None:
+        self._spare = None if mechanism.at("state") else torch.empty_like(like.x)
+
+    def instead_of(self, state: Tensor) -> Tensor:
+        if self._spare is None:
+            return torch.empty_like(state)
+        out, self._spare = self._spare, state
+        return out
+
+
+class _Public:
+    """The coefficients of a chain, computed once where they ask for no private number."""
+
+    def __init__(self, mechanism: Mechanism, like: Flow) -> None:
+        self._split = mechanism.split
+        like.asked.clear()
+        found = self._split.coefficients(like)[..., 0]
+        self._private, self._found = bool(like.asked), found
+        self._keeps = not like.asked and bool((found == like.routes.own.to(found.dtype)).all())
+
+    def coefficients(self, flow: Flow) -> Tensor | None:
+        """The b_ij (runs, routes), or None where every agent keeps its whole step."""
+        if self._keeps:
+            return None
+        return self._split.coefficients(flow)[..., 0] if self._private else self._found
+
+
+class Blocks:
+    """Wx less the shares, a few senders at a time, so that the shares are never all held.
+
+    All shares of a round would be (runs, routes, d), several times the states.
+    """
+
+    def __init__(self, mechanism: Mechanism, graph: Graph, like: Flow) -> None:
+        self._mechanism, self._mixer = mechanism, mixer(graph, like)
+        self._buffers = _Buffers(mechanism, like)
+        numbers = _BLOCK_NUMBERS[like.x.device.type == "cpu"]
+        rows = max(1, numbers // (like.routes.slots * like.x.shape[-1]))
+        at_once, runs = min(rows, graph.agents), max(1, rows // graph.agents)
+        senders = [slice(first, first + at_once) for first in range(0, graph.agents, at_once)]
+        self._blocks = [
+            (some, part, like.routes.part(part), like.streams.part(some, part))
+            for first in range(0, len(like.x), runs)
+            for some in [slice(first, first + runs)]
+            for part in senders
+        ]
+
+    def __call__(self, flow: Flow) -> Tensor:
+        out = self._buffers.instead_of(flow.x)
+        self._mixer.mix(flow.x, out)
+        for runs, senders, routes, streams in self._blocks:
+            x, s = flow.x[runs, senders], flow.s[runs, senders]
+            block = Flow(x, s, routes, streams, flow.stepsize, flow.at)
+            split_step(self._mechanism, block)
+            out[runs].index_add_(1, routes.receiver, block.shares, alpha=-1.0)
+        return out
+
+
+class Kernel:
     """x <- Wx - B(Λg) by one kernel over the states, on a GPU with few agents.
 
     Λ is drawn inside the kernel where each coordinate has a number of its own; it is the Λ that
@@ -112,96 +197,40 @@ class InPlaceUpdate:
     """
 
     @classmethod
-    def of(
-        cls,
-        algorithm: Algorithm,
-        graph: Graph,
-        streams: Streams,
-        stepsize: Stepsize,
-        dtype: torch.dtype,
-    ) -> "InPlaceUpdate | None":
-        """The update, or None where the kernel does not serve this simulation."""
-        served = usable(streams.device) and dtype == torch.float32 and graph.agents <= MOST_AGENTS
-        if served and isinstance(streams, DeviceStreams) and has_scalar_shares(algorithm):
-            return cls(graph, streams, stepsize)
-        return None
+    def of(cls, mechanism: Mechanism, graph: Graph, like: Flow) -> "Kernel | None":
+        """The kernel, or None where it does not serve this simulation."""
+        alters = mechanism.at("step") or mechanism.at("state")
+        suits = like.x.dtype == torch.float32 and graph.agents <= MOST_AGENTS
+        if not (usable(like.x.device) and suits and mechanism.plain) or alters:
+            return None
+        return cls(mechanism, graph, like)
 
-    def __init__(self, graph: Graph, streams: DeviceStreams, stepsize: Stepsize) -> None:
-        routes = graph.routes().to(streams.device)
-        self._entries = (routes.receiver, routes.sender)
+    def __init__(self, mechanism: Mechanism, graph: Graph, like: Flow) -> None:
+        self._entries = (like.routes.receiver, like.routes.sender)
         mixing = torch.from_numpy(graph.mixing.toarray())
-        self._mixing = mixing.to(streams.device, torch.float32)
-        self._splitting = self._mixing.new_zeros(len(streams.runs), *mixing.shape)
-        self._streams, self._stepsize = streams, stepsize
+        self._mixing = mixing.to(like.x.device, torch.float32)
+        self._splitting = self._mixing.new_zeros(len(like.x), *mixing.shape)
+        self._mechanism, self._public = mechanism, _Public(mechanism, like)
 
-    def advance_(
-        self,
-        state: Tensor,
-        gradient: Tensor,
-        shares: Tensor | None,
-        round: int,
-        bad_round: Tensor,
-    ) -> None:
-        """Overwrite `state`, and perhaps `gradient`, (runs, agents, d).
+    def advance_(self, flow: Flow, bad_round: Tensor) -> None:
+        """Overwrite `flow.x`, and perhaps the gradients in `flow.s`, (runs, agents, d).
 
-        shares: B's entries (runs, routes), None means B = I; bad_round: (runs, agents) int32, 0 or
-        the first round after which an agent's state was not finite.
+        bad_round: (runs, agents) int32, 0 or the first round after which an agent's state was not
+        finite.
         """
-        splitting = None
+        for part in self._mechanism.at("gradient"):
+            part(flow)
+        splitting, shares = None, self._public.coefficients(flow)
         if shares is not None:
             receiver, sender = self._entries
             self._splitting[:, receiver, sender] = shares.float()
             splitting = self._splitting
-        interval = _common_interval(self._stepsize, round)
+        streams, round = flow.streams, flow.at.round
+        assert isinstance(streams, DeviceStreams)
+        interval = flow.stepsize.common_interval(round)
         if interval is None:
-            self._stepsize.scale_(gradient, self._streams, round)
+            flow.stepsize.scale_(flow.s, streams, round)
             interval = (1.0, 1.0)
-        mix_(
-            state,
-            gradient,
-            self._mixing,
-            splitting,
-            bad_round,
-            interval,
-            key=self._streams.key("stepsize", state.shape[-1], state.dtype),
-            round=round,
-            runs=self._streams.runs,
-        )
-
-
-def _common_interval(stepsize: Stepsize, round: int) -> tuple[float, float] | None:
-    """Where every coordinate of every agent draws; None where agents differ or share a draw."""
-    differ = isinstance(getattr(stepsize.schedule, "scale", None), tuple)
-    deviate = stepsize.deviation is not None and round <= stepsize.deviation.rounds
-    low, high = stepsize.interval(round)
-    shared = stepsize.per == "agent" and low != high
-    return None if differ or deviate or shared else (low, high)
-
-
-class SharesInBlocks:
-    """Take shares from their receivers a few senders at a time, so that they are never all held.
-
-    For rules whose shares are drawn coordinate by coordinate: all shares of a round would be
-    (runs, routes, d), several times the states.
-    """
-
-    def __init__(self, routes: Routes, streams: Streams, dimension: int) -> None:
-        rows = max(1, _BLOCK_NUMBERS[streams.device.type == "cpu"] // (routes.slots * dimension))
-        agents = len(streams.agents)
-        at_once = min(rows, agents)
-        parts = [slice(first, first + at_once) for first in range(0, agents, at_once)]
-        runs = max(1, rows // agents)
-        self._blocks = [
-            (slice(first, first + runs), part, routes.part(part))
-            for first in range(0, len(streams.runs), runs)
-            for part in parts
-        ]
-        self._streams = [streams.part(some, part) for some, part, _ in self._blocks]
-
-    def subtract(
-        self, out: Tensor, step: Tensor, algorithm: Algorithm, round: int, stepsize: Stepsize
-    ) -> None:
-        """out_i -= Σ_j share_ij; step, out: (runs, agents, d)."""
-        for (runs, agents, routes), streams in zip(self._blocks, self._streams, strict=True):
-            shares = algorithm.shares(step[runs, agents], routes, streams, round, stepsize)
-            out[runs].index_add_(1, routes.receiver, shares, alpha=-1.0)
+        key = streams.key("stepsize", flow.x.shape[-1], flow.x.dtype)
+        factors = Factors(interval, key, round, streams.runs)
+        mix_(flow.x, flow.s, self._mixing, splitting, bad_round, factors)

@@ -2,7 +2,7 @@
 
 from sottovoce.stepsizes.laws import LAWS, Deterministic, Experiment, Law, Uniform
 from sottovoce.stepsizes.schedules import Custom, Power, PrivateDeviation
-from sottovoce.stepsizes.stepsize import Stepsize, parse_stepsize
+from sottovoce.stepsizes.stepsize import Stepsize, as_stepsize, parse_stepsize
 
 __all__ = [
     "LAWS",
@@ -14,5 +14,6 @@ __all__ = [
     "PrivateDeviation",
     "Stepsize",
     "Uniform",
+    "as_stepsize",
     "parse_stepsize",
 ]

@@ -88,6 +88,14 @@ class Stepsize:
         else:
             streams.scale_(gradient, low, high, "stepsize", round)
 
+    def common_interval(self, round: int) -> tuple[float, float] | None:
+        """Where every coordinate of every agent draws; None where agents differ or share a draw."""
+        differ = isinstance(getattr(self.schedule, "scale", None), tuple)
+        deviate = self.deviation is not None and round <= self.deviation.rounds
+        low, high = self.interval(round)
+        shared = self.per == "agent" and low != high
+        return None if differ or deviate or shared else (low, high)
+
     @property
     def spec(self) -> dict[str, Any]:
         """All that decides the drawn stepsizes, as JSON; code stands for what a user defined."""
@@ -166,3 +174,15 @@ def parse_stepsize(text: str) -> Stepsize:
         schedule = Power(float(mean["c"]), exponent, float(mean["k0"] or 0), block)
     law = law or (Deterministic() if mean else Experiment())
     return Stepsize(schedule, law, per)  # type: ignore[arg-type]
+
+
+def as_stepsize(given: Stepsize | str | float) -> Stepsize:
+    """The stepsize itself, or the one that a text or a constant number names."""
+    if isinstance(given, Stepsize):
+        return given
+    if isinstance(given, str | float | int):
+        return parse_stepsize(str(given))
+    raise StepsizeError(
+        f"a stepsize is given as {type(given).__name__}; accepted: a Stepsize, or its text such as "
+        "'experiment:0.1/k'"
+    )

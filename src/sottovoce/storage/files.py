@@ -1,5 +1,6 @@
 """Write files so that a reader never sees half of one."""
 
+import errno
 import json
 import os
 import secrets
@@ -8,8 +9,13 @@ from typing import Any
 
 
 def write_atomic(path: str | Path, content: bytes) -> None:
-    """Replace `path` by `content` in one step: after a crash the old or the new file is there."""
-    path = Path(path)
+    """Replace the file `path` by `content` at once: after a crash the old or the new one is there.
+
+    A symbolic link stays, and the file that it names is replaced. What is not a file is refused.
+    """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        raise FileExistsError(errno.EEXIST, "it exists and is not a regular file", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     name = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
@@ -24,5 +30,5 @@ def write_atomic(path: str | Path, content: bytes) -> None:
 
 
 def write_json(path: str | Path, content: Any) -> None:
-    """Write `content` as JSON, atomically; NaN and infinities are refused because JSON has none."""
+    """Write `content` as JSON, atomically; NaN and infinity are refused because JSON has none."""
     write_atomic(path, json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")

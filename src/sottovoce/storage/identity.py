@@ -5,7 +5,6 @@ classes, class attributes, and global functions, classes and values. A comment c
 constant in a helper does. Libraries count by name and version.
 """
 
-import dis
 import functools
 import hashlib
 import json
@@ -13,28 +12,20 @@ import sys
 import types
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 _PACKAGE = __name__.partition(".")[0]
 _INSTALLED = {"site-packages", "dist-packages"}
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-_READS = ("LOAD_GLOBAL", "LOAD_NAME")
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-_WRAPPERS: dict[type, str] = {
-    staticmethod: "__func__",
-    classmethod: "__func__",
-    property: "fget",
+_WRAPPERS = {staticmethod: "__func__", classmethod: "__func__", property: "fget"} | {
     functools.cached_property: "func",
     type(functools.cache(len)): "__wrapped__",
 }
-
 _DEFINED = (types.FunctionType, *_WRAPPERS)
+_APART = {"_parameters", "_buffers", "_modules", "training"}
 Seen = dict[int, tuple[int, Any]]
 
 
@@ -78,24 +69,21 @@ def code_of(thing: Any) -> str:
 def identity(value: Any, seen: Seen | None = None) -> Any:
     """JSON that differs wherever `value` could give other numbers.
 
-    Objects count by their class and state, or by the `spec` that they have; one that shows no state
-    (a lock, an open file) counts by its class alone. seen: objects met before, by `id`.
+    Objects count by the `spec` that they have, else by their class and state; one that shows no
+    state (a lock, an open file) counts by its class alone. seen: objects met before, by `id`.
     """
     seen = {} if seen is None else seen
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, bytes):
+        return {"bytes": hashlib.sha256(value).hexdigest()}
     if isinstance(value, Tensor):
         return {"tensor": fingerprint(value)}
-    if isinstance(value, np.ndarray | np.generic):
-        numbers = value.tolist() if value.dtype.hasobject else value.tobytes()
-        return {"array": [str(value.dtype), list(value.shape), identity(numbers, seen)]}
-    if isinstance(value, bytes | bytearray):
-        return {"bytes": hashlib.sha256(value).hexdigest()}
     if isinstance(value, types.ModuleType):
         return {"library": value.__name__}
     if isinstance(value, types.CodeType):
-        texts = (value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars)
-        return [value.co_code.hex(), value.co_flags, identity([value.co_consts, *texts])]
+        names = (value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars)
+        return [value.co_code.hex(), value.co_flags, identity([value.co_consts, *names])]
     if isinstance(value, tuple):
         return [identity(one, seen) for one in value]
     if isinstance(value, set | frozenset):
@@ -106,22 +94,20 @@ def identity(value: Any, seen: Seen | None = None) -> Any:
     if isinstance(value, list):
         return [identity(one, seen) for one in value]
     if isinstance(value, dict | types.MappingProxyType):
-        pairs = sorted(
-            ((canonical(identity(k)), one) for k, one in value.items()), key=itemgetter(0)
-        )
-        return {"dict": [[key, identity(one, seen)] for key, one in pairs]}
+        named = {canonical(identity(key)): one for key, one in value.items()}
+        return {"dict": [[name, identity(named[name], seen)] for name in sorted(named)]}
     if isinstance(value, type):
         return _class(value, seen)
     if isinstance(value, types.FunctionType):
         return _function(value, seen)
-    if isinstance(value, nn.Module):
-        return _module(value, seen)
     if isinstance(value, types.MethodType | types.BuiltinMethodType):
         code = getattr(value, "__func__", value.__module__)
         return {"method": value.__qualname__, "of": identity([value.__self__, code], seen)}
+    if isinstance(value, nn.Module):
+        return _module(value, seen)
     if isinstance(spec := getattr(value, "spec", None), dict):
         return {"spec": spec, "type": identity(type(value), seen)}
-    return _object(value, seen)
+    return {"object": identity(type(value), seen), "state": identity(_state(value), seen)}
 
 
 def _library(module: str | None) -> str | None:
@@ -130,84 +116,70 @@ def _library(module: str | None) -> str | None:
     if top == _PACKAGE or top in sys.stdlib_module_names:
         return top
     found = sys.modules.get(top)
-    installed = _INSTALLED & set(Path(getattr(found, "__file__", None) or "").parts)
+    installed = _INSTALLED & {*Path(getattr(found, "__file__", None) or "").parts}
     release = getattr(found, "__version__", None)
     return f"{top} {release}" if installed and release else None
 
 
 def _function(function: types.FunctionType, seen: Seen) -> Any:
-    named = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    found = {
-        "defaults": identity([function.__defaults__, function.__kwdefaults__], seen),
-        "closure": {name: identity(_content(cell), seen) for name, cell in named.items()},
-    }
+    code, around = function.__code__, function.__globals__
+    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+    filled = {n: cell.cell_contents for n, cell in cells.items() if cell != types.CellType()}
+    bound = identity([function.__defaults__, function.__kwdefaults__, filled], seen)
     if library := _library(function.__module__):
-        return found | {
-            "library": library,
-            "name": f"{function.__module__}.{function.__qualname__}",
+        return {"function": f"{function.__module__}.{function.__qualname__}", "bound": bound} | {
+            "library": library
         }
-    names, attributes = _names(function.__code__)
-    around = {name: function.__globals__[name] for name in names & {*function.__globals__}}
-    for name, module in list(around.items()):
-        if isinstance(module, types.ModuleType) and _library(module.__name__) is None:
-            around[name] = {one: vars(module)[one] for one in attributes & {*vars(module)}}
-    return found | {"code": identity(function.__code__), "globals": identity(around, seen)}
+    names = _names(code)
+    used = {name: around[name] for name in names & {*around}}
+    for name, one in used.items():
+        if isinstance(one, types.ModuleType) and _library(one.__name__) is None:
+            used[name] = {inner: vars(one)[inner] for inner in names & {*vars(one)}}
+    return {"code": identity(code), "bound": bound, "globals": identity(used, seen)}
 
 
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
-
-
-def _names(code: types.CodeType) -> tuple[set[str], set[str]]:
-    """Global names that code reads, that of inner functions included, and all names in it."""
-    read = {step.argval for step in dis.get_instructions(code) if step.opname in _READS}
-    inner = [_names(one) for one in code.co_consts if isinstance(one, types.CodeType)]
-    return read.union(*(one[0] for one in inner)), {*code.co_names}.union(*(o[1] for o in inner))
+def _names(code: types.CodeType) -> set[str]:
+    inner = (_names(one) for one in code.co_consts if isinstance(one, types.CodeType))
+    return set(code.co_names).union(*inner)
 
 
 def _class(kind: type, seen: Seen) -> Any:
-    name = f"{kind.__module__}.{kind.__qualname__}"
-    if library := _library(kind.__module__):
-        return {"library": library, "name": name}
+    name, library = f"{kind.__module__}.{kind.__qualname__}", _library(kind.__module__)
+    if library:
+        return {"class": name, "library": library}
     members = {
         name: member
-        for name, member in sorted(vars(kind).items())
+        for name, member in vars(kind).items()
         if name != "_abc_impl" and (not name.startswith("__") or isinstance(member, _DEFINED))
     }
     return {"class": name, "bases": identity(kind.__bases__, seen), "is": identity(members, seen)}
 
 
 def _module(model: nn.Module, seen: Seen) -> Any:
-    """Architecture, plain attributes, hooks, weights and buffers; whether it trains is no part."""
+    """Architecture, attributes, hooks, weights and buffers, whether it trains or evaluates."""
     layers = [
-        [
-            name,
-            identity(type(layer), seen),
-            identity({k: v for k, v in vars(layer).items() if k not in _OF_EVERY_MODULE}, seen),
-            identity([list(getattr(layer, hooks).values()) for hooks in _HOOKS], seen),
-        ]
-        for name, layer in model.named_modules()
+        [name, type(one), {key: v for key, v in vars(one).items() if key not in _APART}]
+        for name, one in model.named_modules()
     ]
     tensors = [*model.named_parameters(), *model.named_buffers()]
     return {
         "module": str(model),
-        "layers": layers,
+        "layers": identity(layers, seen),
         "state": {name: fingerprint(tensor) for name, tensor in tensors},
         "frozen": [name for name, weight in model.named_parameters() if not weight.requires_grad],
     }
 
 
-def _object(value: Any, seen: Seen) -> Any:
-    """The class and the state by which Python would copy the object."""
+def _state(value: Any) -> Any:
+    """What a wrapper wraps; else the parts from which Python would copy the object."""
     if attribute := _WRAPPERS.get(type(value)):
-        return {"wrapped": identity(getattr(value, attribute), seen)}
+        return getattr(value, attribute)
     try:
         made = value.__reduce_ex__(4)
     except Exception:
-        made = ()
-    parts = [made] if isinstance(made, str) else list(made)
-    parts = [list(one) if isinstance(one, Iterator) else one for one in parts]
-    return {"object": identity(type(value), seen), "state": identity(parts, seen)}
+        return None
+    return (
+        [made]
+        if isinstance(made, str)
+        else [list(one) if isinstance(one, Iterator) else one for one in made]
+    )

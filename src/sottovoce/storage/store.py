@@ -6,6 +6,7 @@ version. Whatever changes there, the entry is another one and is computed anew.
 
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -56,7 +57,8 @@ class Store:
         self.folder = None if folder is None else Path(folder)
         self.fresh, self.say = fresh, say or (lambda line: None)
         self._own: set[Path] = set()
-        self._asked = self._found = 0
+        self._asked: Counter[str] = Counter()
+        self._found: Counter[str] = Counter()
 
     @classmethod
     def of(cls, given: "Store | str | Path | None") -> "Store":
@@ -66,7 +68,7 @@ class Store:
     def load(self, spec: Mapping[str, Any]) -> Stored | None:
         """What was saved under exactly this spec by this version, or None."""
         path = self._path(spec)
-        self._asked += 1
+        self._asked[_kind(spec)] += 1
         if path is None or not path.exists() or (self.fresh and path not in self._own):
             return None
         tensors, header = read_tensors(path)
@@ -75,7 +77,7 @@ class Store:
             raise ResultError(
                 f"{path} was altered or belongs to other work; remove it, or start fresh"
             )
-        self._found += 1
+        self._found[_kind(spec)] += 1
         return Stored(tensors, header["facts"])
 
     def save(
@@ -93,11 +95,11 @@ class Store:
         write_tensors(path, tensors, header | {"numbers": _sum(tensors)})
         self._own.add(path)
 
-    def report(self, what: str = "results") -> None:
-        """Say how many of the entries asked for since the last report were there."""
-        if self._found:
-            self.say(f"reused {self._found} of {self._asked} {what} from {self.folder}")
-        self._asked = self._found = 0
+    def report(self, kind: str = "entry", plural: str = "entries") -> None:
+        """Say how many entries of a kind, of those asked for since the last report, were there."""
+        asked, found = self._asked.pop(kind, 0), self._found.pop(kind, 0)
+        if found:
+            self.say(f"reused {found} of {asked} {plural} from {self.folder}")
 
     def lock(self, shared: bool = False) -> Any:
         """Keep others out of the folder, see `lock`."""
@@ -105,7 +107,11 @@ class Store:
 
     def _path(self, spec: Mapping[str, Any]) -> Path | None:
         key = digest({"spec": spec, "version": package_version()})
-        return self.folder and self.folder / f"{spec.get('kind', 'entry')}-{key}.safetensors"
+        return self.folder and self.folder / f"{_kind(spec)}-{key}.safetensors"
+
+
+def _kind(spec: Mapping[str, Any]) -> str:
+    return str(spec.get("kind", "entry"))
 
 
 def _sum(tensors: Mapping[str, Tensor]) -> str:

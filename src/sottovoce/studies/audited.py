@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sottovoce.charts.images import image_grid
 from sottovoce.errors import AttackError
@@ -17,10 +16,7 @@ from sottovoce.stepsizes import parse_stepsize
 from sottovoce.storage.execution import Execution
 from sottovoce.studies.images import Attacking, Images, pictures
 from sottovoce.studies.settings import OnGraph, command_line, option
-from sottovoce.studies.study import Data, Kind, Study, Table, register
-
-if TYPE_CHECKING:
-    import altair as alt
+from sottovoce.studies.study import Chart, Data, Kind, Study, Table, register
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +101,7 @@ def as_study(audit: Audit, command: str) -> Study:
                     for k, error in audit.blind.items()
                 ),
             ],
+            optional=("stepsize", "SSIM", "PSNR", "relative error", "round", "labels"),
         )
     ]
     if refused:
@@ -180,7 +177,7 @@ def _whole_numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def _chart(data: Data) -> "alt.LayerChart":
+def _chart(data: Data) -> Chart:
     return image_grid(
         data["images"],
         title="What the adversary recovers",

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,11 +15,9 @@ from sottovoce.privacy.entropy import (
 )
 from sottovoce.stepsizes import Experiment, Law, Uniform
 from sottovoce.storage.execution import Execution
+from sottovoce.studies.judging import Verdict, all_hold, judge
 from sottovoce.studies.settings import command_line, option
-from sottovoce.studies.study import Data, Kind, Study, Table, Verdict, all_hold, judge, register
-
-if TYPE_CHECKING:
-    import altair as alt
+from sottovoce.studies.study import Chart, Data, Kind, Study, Table, register
 
 CLAIM = (
     "Under κ = 5 the conditional differential entropy is no less than 1.0322 and the adversary's "
@@ -124,7 +121,7 @@ def verdict(kappa: float, ours: dict[str, float]) -> Verdict:
     return all_hold(judge(ours[name], ours[name], above=PAPER[name] - 5e-5) for name in PAPER)
 
 
-def _chart(data: Data) -> "alt.LayerChart":
+def _chart(data: Data) -> Chart:
     kappa = data["kappa"]
     return line_chart(
         [

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -16,21 +16,9 @@ from sottovoce.simulation.result import Result
 from sottovoce.simulation.runner import simulate
 from sottovoce.stepsizes import Experiment, Stepsize
 from sottovoce.storage.execution import Execution
+from sottovoce.studies.judging import all_hold, judge, unanimous
 from sottovoce.studies.settings import OnGraph, command_line, option
-from sottovoce.studies.study import (
-    Data,
-    Kind,
-    Study,
-    Table,
-    Verdict,
-    all_hold,
-    judge,
-    register,
-    unanimous,
-)
-
-if TYPE_CHECKING:
-    import altair as alt
+from sottovoce.studies.study import Chart, Data, Kind, Study, Table, register
 
 CLAIM = (
     "The random parameters B and λ do not slow down the convergence; they significantly increase "
@@ -38,6 +26,7 @@ CLAIM = (
 )
 _Z = 1.96
 _ABLATION = "equal shares, 1/k"
+_WORDS = {"confirmed": "better", "refuted": "worse", "undecided": "equal"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,12 +121,10 @@ def compare(results: Mapping[str, Result]) -> dict[str, Any]:
     rounds, runs = results["PDSGD"].rounds[1:], ours.shape[1]
     difference = ours.mean(1) - theirs.mean(1)
     error = _Z * ((ours.var(1) + theirs.var(1)) / runs).sqrt()
-    verdicts = [
-        _WORDS[judge(middle - half, middle + half, below=0.0)]
-        for middle, half in zip(difference.tolist(), error.tolist(), strict=True)
-    ]
+    edges = zip((difference - error).tolist(), (difference + error).tolist(), strict=True)
+    verdicts = [judge(low, high, below=0.0) for low, high in edges]
     phases = [
-        {"from": span[0][0], "to": span[-1][0], "pdsgd": verdict}
+        {"from": span[0][0], "to": span[-1][0], "pdsgd": _WORDS[verdict]}
         for verdict, members in groupby(zip(rounds, verdicts, strict=True), lambda one: one[1])
         for span in [list(members)]
     ]
@@ -153,19 +140,13 @@ def compare(results: Mapping[str, Result]) -> dict[str, Any]:
             for name, end in ends.items()
         },
         "final_ratio": float(ratio[-1]),
-        "final_verdict": verdicts[-1],
+        "final_verdict": _WORDS[verdicts[-1]],
         "best_ratio": float(ratio.min()),
         "best_ratio_round": rounds[int(ratio.argmin())],
         "mean_log_ratio": speed,
         "mean_log_ratio_half_width": spread,
-        "verdict": all_hold(
-            [judge(speed - spread, speed + spread, below=0.0), _CLAIMS[verdicts[-1]]]
-        ),
+        "verdict": all_hold([judge(speed - spread, speed + spread, below=0.0), verdicts[-1]]),
     }
-
-
-_WORDS: dict[Verdict, str] = {"confirmed": "better", "refuted": "worse", "undecided": "equal"}
-_CLAIMS: dict[str, Verdict] = {word: verdict for verdict, word in _WORDS.items()}
 
 
 def _relative(distances: Tensor) -> Tensor:
@@ -243,9 +224,9 @@ def _span(first: int, last: int) -> str:
 
 
 def _list(scales: Sequence[float]) -> str:
-    *first, last = (f"{scale:g}" for scale in scales) if scales else ("no scale",)
     if not scales:
-        return last
+        return "no scale"
+    *first, last = (f"{scale:g}" for scale in scales)
     return f"scale {', '.join(first)} and {last}" if first else f"scale {last}"
 
 
@@ -257,7 +238,7 @@ def _curves(results: Mapping[str, Result]) -> dict[str, Any]:
     return curves
 
 
-def _chart(data: Data) -> "alt.ConcatChart":
+def _chart(data: Data) -> Chart:
     charts = []
     for study in data["scales"]:
         curves = study["curves"]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -24,12 +24,10 @@ from sottovoce.stepsizes import LAWS, Deterministic, Power, Stepsize
 from sottovoce.storage.execution import Execution
 from sottovoce.storage.identity import code_of
 from sottovoce.studies.images import Images
+from sottovoce.studies.judging import Verdict, all_hold, judge
 from sottovoce.studies.settings import command_line, option
-from sottovoce.studies.study import Data, Kind, Study, Table, Verdict, all_hold, judge, register
+from sottovoce.studies.study import Chart, Data, Kind, Study, Table, register
 from sottovoce.studies.training import Training
-
-if TYPE_CHECKING:
-    import altair as alt
 
 CLAIM = (
     "Randomness in stepsizes and coefficients protects gradients without the loss of accuracy that "
@@ -382,7 +380,7 @@ def _at_equal_noise(points: Sequence[Data]) -> list[str]:
     return said
 
 
-def _chart(data: Data) -> "alt.ConcatChart":
+def _chart(data: Data) -> Chart:
     families: dict[str, list[Any]] = {}
     for point in data["points"]:
         families.setdefault(point["family"], []).append(point)

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,11 +16,9 @@ from sottovoce.simulation.transcript import Recording, Transcript
 from sottovoce.stepsizes import Experiment, Power, Stepsize
 from sottovoce.storage.execution import Execution
 from sottovoce.studies.images import Images
+from sottovoce.studies.judging import Verdict, all_hold, judge
 from sottovoce.studies.settings import OnGraph, command_line, option
-from sottovoce.studies.study import Data, Kind, Study, Table, Verdict, all_hold, judge, register
-
-if TYPE_CHECKING:
-    import altair as alt
+from sottovoce.studies.study import Chart, Data, Kind, Study, Table, register
 
 CLAIM = "Intermediate states are not disclosed to observers until the agents agree."
 _LABELS = {
@@ -139,7 +136,7 @@ def verdict(ratios: Tensor) -> Verdict:
     return all_hold(judge(low, high, above=0.5) for low, high in intervals)
 
 
-def _chart(data: Data) -> "alt.LayerChart":
+def _chart(data: Data) -> Chart:
     return line_chart(
         [
             Series(data["labels"][name], data["rounds"], errors)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from sottovoce.charts import Series, line_chart
 from sottovoce.charts.images import image_grid
@@ -16,11 +15,9 @@ from sottovoce.privacy.readers.matching import jumps
 from sottovoce.stepsizes import Experiment, Law, Power, Stepsize, Uniform
 from sottovoce.storage.execution import Execution
 from sottovoce.studies.images import Attacking, Images, pictures
+from sottovoce.studies.judging import Verdict, all_hold, judge
 from sottovoce.studies.settings import OnGraph, command_line, option
-from sottovoce.studies.study import Data, Kind, Study, Table, Verdict, all_hold, judge, register
-
-if TYPE_CHECKING:
-    import altair as alt
+from sottovoce.studies.study import Chart, Data, Kind, Study, Table, register
 
 CLAIM = (
     "The attacker recovers the training image under conventional decentralized SGD; under the "
@@ -212,7 +209,7 @@ def _shown(row: Row) -> str:
     return "nothing finite" if row.median_error is None else f"{row.median_error:.3g}"
 
 
-def _images(data: Data) -> "alt.LayerChart":
+def _images(data: Data) -> Chart:
     return image_grid(
         data["images"],
         title="What the eavesdropper recovers",
@@ -220,7 +217,7 @@ def _images(data: Data) -> "alt.LayerChart":
     )
 
 
-def _error(data: Data) -> "alt.LayerChart":
+def _error(data: Data) -> Chart:
     series = []
     for row in data["rows"]:
         if row["trace"] and row["adversary"] != "control":

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sottovoce.mechanisms import Mechanism
 from sottovoce.simulation.options import Options
-from sottovoce.simulation.pieces import simulate_in_pieces
+from sottovoce.simulation.pieces import pieces_of, simulate_in_pieces
 from sottovoce.simulation.result import Result
 from sottovoce.simulation.runner import simulate
 from sottovoce.stepsizes import Law
@@ -56,26 +56,24 @@ def train(settings: LearningSettings, cases: Sequence[Case], execution: Executio
     epoch = problem.rounds_an_epoch
     steps = training.epochs * epoch
     measured = {0, epoch // 4, epoch // 2, 3 * epoch // 4, *range(epoch, steps + 1, epoch)}
+    asked: dict[str, Any] = {
+        "steps": steps,
+        "insecure_seed": settings.insecure_seed,
+        "options": Options(
+            measure=measured,
+            private_start=training.private_start,
+            checkpoint=execution.store(),
+            progress=execution.progress,
+        ),
+    }
     found = {}
     for name, algorithm, law in cases:
-        asked: dict[str, Any] = {
-            "stepsize": training.stepsize(law, epoch),
-            "steps": steps,
-            "runs": settings.runs,
-            "insecure_seed": settings.insecure_seed,
-            "options": Options(
-                measure=measured,
-                private_start=training.private_start,
-                checkpoint=execution.store(),
-                progress=execution.progress,
-            ),
-        }
+        asked["stepsize"] = training.stepsize(law, epoch)
         if settings.piece is None:
-            found[name] = simulate(problem, algorithm, graph, **asked)
+            found[name] = simulate(problem, algorithm, graph, runs=settings.runs, **asked)
         else:
-            found[name] = simulate_in_pieces(
-                problem, algorithm, graph, piece=settings.piece, **asked
-            )
+            pieces = pieces_of(settings.runs, settings.piece)
+            found[name] = simulate_in_pieces(problem, algorithm, graph, runs=pieces, **asked)
     facts = {
         "training": {key: value for key, value in vars(training).items() if key != "data_dir"},
         "graph": graph.describe(),

@@ -1,7 +1,6 @@
 """The paper's second experiment: training a CNN on MNIST."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -10,12 +9,10 @@ from sottovoce.mechanisms import DSGD, PDSGD
 from sottovoce.simulation.result import Result
 from sottovoce.stepsizes import Deterministic, Experiment
 from sottovoce.storage.execution import Execution
+from sottovoce.studies.judging import Verdict, all_hold, judge
 from sottovoce.studies.learning import METRICS, Case, LearningSettings, difference, shown, train
 from sottovoce.studies.settings import command_line
-from sottovoce.studies.study import Data, Kind, Study, Table, Verdict, all_hold, judge, register
-
-if TYPE_CHECKING:
-    import altair as alt
+from sottovoce.studies.study import Chart, Data, Kind, Study, Table, register
 
 CLAIM = (
     "The proposed algorithm has a faster converging speed as well as a slightly better "
@@ -91,7 +88,7 @@ def _milestone(found: Mapping[str, Result]) -> str:
     return f"Validation accuracy {goal:.3f} is passed {' and '.join(reached)}."
 
 
-def _chart(data: Data) -> "alt.LayerChart":
+def _chart(data: Data) -> Chart:
     series = []
     for name, curves in data["results"].items():
         epochs = [round / data["rounds_an_epoch"] for round in curves["rounds"]]

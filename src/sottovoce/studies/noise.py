@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -11,13 +10,11 @@ from sottovoce.mechanisms import PDSGD, NoisyDSGD
 from sottovoce.stepsizes import Deterministic, Experiment
 from sottovoce.storage.execution import Execution
 from sottovoce.studies.images import Images
+from sottovoce.studies.judging import Verdict, all_hold, judge
 from sottovoce.studies.learning import METRICS, Case, LearningSettings, difference, shown, train
 from sottovoce.studies.noise_attack import PAPER_DLG_ERRORS, noise_attack
 from sottovoce.studies.settings import command_line, option
-from sottovoce.studies.study import Data, Kind, Study, Table, Verdict, all_hold, judge, register
-
-if TYPE_CHECKING:
-    import altair as alt
+from sottovoce.studies.study import Chart, Data, Kind, Study, Table, register
 
 CLAIM = (
     "To combat DLG, noise on the level of 1e-2 is needed, which significantly compromises training "
@@ -154,7 +151,7 @@ def _attack_findings(errors: Mapping[float, float | None]) -> list[str]:
     ]
 
 
-def _chart(data: Data) -> "alt.LayerChart":
+def _chart(data: Data) -> Chart:
     levels = [level for level in data["levels"] if level > 0]
     bands = [data["results"][f"NoisyDSGD, noise {s:g}"]["validation_accuracy"] for s in levels]
     ends = {edge: [band[edge][-1] for band in bands] for edge in ("mean", "low", "high")}

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -16,11 +16,9 @@ from sottovoce.simulation.result import Result
 from sottovoce.simulation.runner import simulate
 from sottovoce.stepsizes import Experiment, Power, Stepsize
 from sottovoce.storage.execution import Execution
+from sottovoce.studies.judging import Verdict, all_hold, judge
 from sottovoce.studies.settings import OnGraph, command_line, option
-from sottovoce.studies.study import Data, Kind, Study, Table, Verdict, all_hold, judge, register
-
-if TYPE_CHECKING:
-    import altair as alt
+from sottovoce.studies.study import Chart, Data, Kind, Study, Table, register
 
 CLAIM = (
     "x_i converges to x̄, x̄ to an optimal solution, and E||∇F(x̄)|| to zero, each no slower than "
@@ -170,7 +168,7 @@ def fit_slope(result: Result, metric: str) -> dict[str, float]:
     return {"slope": fit(values[last].mean(1)), "half_width": half}
 
 
-def _chart(data: Data) -> "alt.ConcatChart":
+def _chart(data: Data) -> Chart:
     charts = []
     for metric, title in _TITLES.items():
         series = [

@@ -2,58 +2,37 @@
 
 import importlib
 import json
-import math
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sottovoce.errors import ResultError
 from sottovoce.storage.execution import Execution
 from sottovoce.storage.files import write_json
+from sottovoce.studies.judging import Verdict
 
 if TYPE_CHECKING:
     import altair as alt
 
-Verdict = Literal["confirmed", "refuted", "undecided"]
-"""What our numbers say of a claim."""
-
 Data = Mapping[str, Any]
-Charts: TypeAlias = "dict[str, alt.LayerChart | alt.ConcatChart]"
+Chart: TypeAlias = "alt.LayerChart | alt.ConcatChart"
 _AGREES: dict[bool | None, Verdict] = {True: "confirmed", False: "refuted", None: "undecided"}
 """What version 0.1 wrote in place of a verdict."""
 
 
-def judge(low: float, high: float, *, above: float = -math.inf, below: float = math.inf) -> Verdict:
-    """Whether a quantity known to lie in [low, high] lies between `above` and `below`, as claimed.
-
-    Confirmed where the whole interval does, refuted where none of it does, undecided otherwise.
-    """
-    if above < low and high < below:
-        return "confirmed"
-    return "refuted" if high < above or low > below else "undecided"
-
-
-def all_hold(parts: Iterable[Verdict]) -> Verdict:
-    """The verdict on a claim whose parts must all hold: one that is refuted refutes it."""
-    found = set(parts)
-    return "refuted" if "refuted" in found else unanimous(found)
-
-
-def unanimous(cases: Iterable[Verdict]) -> Verdict:
-    """The verdict that all cases share, undecided where they differ."""
-    first, *others = {*cases} or {"undecided"}
-    return "undecided" if others else first
-
-
 @dataclass(frozen=True)
 class Table:
-    """Rows under headings, ready to print."""
+    """Rows under headings, ready to print.
+
+    optional: headings of columns that may be hidden where there is no room, the first one first.
+    """
 
     title: str
     headings: Sequence[str]
     rows: Sequence[Sequence[Any]]
+    optional: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -109,7 +88,7 @@ class Study:
             raise ResultError(f"{path} cannot be read as a saved study: {error}") from error
         return cls.from_json(content, path)
 
-    def charts(self) -> Charts:
+    def charts(self) -> dict[str, Chart]:
         """The study's pictures by name; a study that nobody registered has none."""
         return draw(self.name, self.data)
 
@@ -135,7 +114,7 @@ class Kind:
     """
 
     name: str
-    charts: Mapping[str, Callable[[Data], Any]] = field(default_factory=dict)
+    charts: Mapping[str, Callable[[Data], Chart]] = field(default_factory=dict)
     settings: type | None = None
     run: Callable[[Any, Execution], Study] | None = None
     parts_are_temporary: bool = False
@@ -157,7 +136,7 @@ def kinds() -> Mapping[str, Kind]:
     return _KINDS
 
 
-def draw(name: str, data: Data) -> Charts:
+def draw(name: str, data: Data) -> dict[str, Chart]:
     """All charts of a study by name."""
     kind = _KINDS.get(name) or kinds().get(name, Kind(name))
     return {chart: make(data) for chart, make in kind.charts.items()}

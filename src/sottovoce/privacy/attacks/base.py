@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from sottovoce.errors import AttackError
-from sottovoce.mechanisms import ScalarShares, has_scalar_shares
 from sottovoce.privacy.adversaries import View
 
 
@@ -46,6 +45,11 @@ class Attack(ABC):
         """The target's gradient in a round, or an AttackError that names what is not seen."""
 
     def _require_target(self, view: View, target: int) -> None:
+        if view.algorithm.exchanges > 1:
+            raise AttackError(
+                f"{self.name} reads one exchange of messages a round; {view.algorithm} has "
+                f"{view.algorithm.exchanges}"
+            )
         if target in view.inside:
             raise AttackError(f"agent {target} is one of the curious agents; nothing to attack")
         if not 0 <= target < view.graph.agents:
@@ -85,18 +89,20 @@ class Attack(ABC):
 
 def keeps_whole_step(view: View) -> bool:
     """Whether messages are w_ij x_j alone, as in DSGD."""
-    return isinstance(view.algorithm, ScalarShares) and view.algorithm.keeps_whole_step
+    mechanism, routes = view.algorithm, view.graph.routes()
+    sent = mechanism.split.mean(routes)[~routes.own]
+    return not (mechanism.at("shares") or mechanism.at("messages") or bool(sent.any()))
 
 
 def draws_by_coordinate(view: View) -> bool:
     """Whether a private coefficient b_ij is drawn anew at every coordinate."""
-    return isinstance(view.algorithm, ScalarShares) and not has_scalar_shares(view.algorithm)
+    return not view.algorithm.split.scalar
 
 
 def expected_shares(view: View, links: list[int]) -> Tensor:
     """The public means of the coefficients b_ij on links: (links,) float64, 0 for DSGD."""
     routes = view.graph.routes()
-    expected = view.algorithm.expected_coefficients(routes).tolist()
+    expected = view.algorithm.split.mean(routes).tolist()
     pairs = zip(routes.receiver.tolist(), routes.sender.tolist(), strict=True)
     means = dict(zip(pairs, expected, strict=True))
     ends = zip(view.receiver[links].tolist(), view.sender[links].tolist(), strict=True)

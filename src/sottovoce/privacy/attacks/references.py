@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.errors import AttackError
+from sottovoce.mechanisms import public_split
 from sottovoce.privacy.adversaries import View
 from sottovoce.privacy.attacks.base import (
     Attack,
@@ -116,7 +117,7 @@ class Averaging(Attack):
         if len(view.rounds) < 2:
             raise AttackError(f"averaging needs two rounds; the adversary saw {view.rounds}")
         view.position(round, self.name)
-        certain = view.algorithm.coefficients_are_public or draws_by_coordinate(view)
+        certain = public_split(view.algorithm, view.graph) or draws_by_coordinate(view)
         if certain and view.sees_all_links_of(target):
             return self._sum_of_steps(view, target, round)
         two = len(view.links_from(target)) >= 2
@@ -156,7 +157,7 @@ def _subtract(
     messages = view.messages[at][:, links].transpose(0, 1).double()
     shares = (weights * state - messages).sum(0)
     step = shares / float(expected_shares(view, links).sum())
-    certain = view.algorithm.coefficients_are_public and state.dim() == 2
+    certain = public_split(view.algorithm, view.graph) and state.dim() == 2
     guess = state if state.dim() == 2 else state_from_messages(view, target, at)
     gradient = gradient_of(view, target, round, step)
     return Estimate(gradient, certain, guess, step if certain else None)

@@ -98,11 +98,6 @@ def initialise(model: nn.Module, seed: int, activation: str = "sigmoid") -> None
                 layer.bias.zero_()
 
 
-def parameter_count(model: nn.Module) -> int:
-    """Count the trainable numbers of `model`: the dimension d of each agent's vector."""
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
 def _centred(weight: Tensor) -> Tensor:
     return weight - weight.flatten(1).mean(1).reshape(-1, *[1] * (weight.ndim - 1))
 

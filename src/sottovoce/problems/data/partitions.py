@@ -32,20 +32,6 @@ class Partition:
         classes = int(labels.max()) + 1
         return [torch.bincount(labels[own], minlength=classes).tolist() for own in self.indices]
 
-    def describe(self, labels: Tensor) -> str:
-        """Show as a text table what every agent holds."""
-        table = self.table(labels)
-        header = ["agent", "samples", *(str(label) for label in range(len(table[0])))]
-        rows = [[str(agent), str(sum(row)), *map(str, row)] for agent, row in enumerate(table)]
-        widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-        lines = [
-            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-            for row in (header, *rows)
-        ]
-        return "\n".join(
-            [f"{self.rule}; columns after the second count the samples per label", *lines]
-        )
-
 
 Rule = Callable[[Tensor, int, int], Partition]
 
@@ -138,33 +124,6 @@ def parse_partition(text: str) -> Rule:
     raise DataError(
         f"unknown partition {text!r}; accepted are equal, dirichlet:ALPHA, shards:PER_AGENT and "
         "counts:N1,N2,... with one count per agent"
-    )
-
-
-def split_validation(
-    partition: Partition, fraction: float, seed: int
-) -> tuple[Partition, Partition]:
-    """Divide each agent's samples into training and validation, as the paper does.
-
-    Every agent keeps about `fraction` of its samples, and at least one, for validation.
-    """
-    if not 0 < fraction < 1:
-        raise DataError(f"validation fraction is {fraction}; it must lie between 0 and 1")
-    generator = np.random.default_rng(seed)
-    training, validation = [], []
-    for agent, own in enumerate(partition.indices):
-        if len(own) < 2:
-            raise DataError(
-                f"agent {agent} holds {len(own)} sample; at least 2 are needed to keep one for "
-                "validation"
-            )
-        held = min(max(round(len(own) * fraction), 1), len(own) - 1)
-        order = torch.from_numpy(generator.permutation(len(own)))
-        training.append(own[order[held:]])
-        validation.append(own[order[:held]])
-    return (
-        Partition(training, f"{partition.rule}, training part"),
-        Partition(validation, f"{partition.rule}, validation part"),
     )
 
 

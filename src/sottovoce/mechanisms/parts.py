@@ -1,0 +1,122 @@
+"""The parts of the named chains: how the step is split, and where noise goes."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from sottovoce.errors import AlgorithmError
+from sottovoce.graphs import Routes
+from sottovoce.mechanisms.flow import Flow, Scope
+from sottovoce.mechanisms.part import Part, Place, Split
+
+RULES = ("uniform", "dirichlet", "equal", "weights", "coordinate", "keep")
+"""How `Shares` may split a step."""
+_TINY = torch.finfo(torch.float64).tiny
+
+
+@dataclass(frozen=True)
+class Shares(Split):
+    """Split a step by a rule: b_ij >= 0 with Σ_{i in N_j} b_ij = 1 (the paper's B).
+
+    `uniform`: private uniform numbers divided by their sum. `dirichlet`: flat on the simplex.
+    `coordinate`: as `uniform`, but drawn anew at every coordinate. Public are `equal` (1/|N_j|),
+    `weights` (w_ij) and `keep` (the agent keeps its whole step).
+    """
+
+    rule: str = "uniform"
+
+    def __post_init__(self) -> None:
+        if self.rule not in RULES:
+            raise AlgorithmError(
+                f"the share rule {self.rule!r} is not known; accepted: {', '.join(RULES)}"
+            )
+
+    @property
+    def scalar(self) -> bool:
+        return self.rule != "coordinate"
+
+    def coefficients(self, flow: Flow) -> Tensor:
+        raw = self._raw(flow)
+        return raw / flow.by_route(flow.over_routes(raw))
+
+    def mean(self, routes: Routes) -> Tensor:
+        raw = self._public(routes)
+        return raw / raw.new_zeros(routes.agents).index_add_(0, routes.sender, raw)[routes.sender]
+
+    def __call__(self, flow: Flow) -> None:
+        if self.scalar:
+            super().__call__(flow)
+            return
+        raw = self._raw(flow)
+        flow.shares = raw.mul_(flow.by_route(flow.s / flow.over_routes(raw)))
+
+    def _raw(self, flow: Flow) -> Tensor:
+        """Numbers in proportion to the coefficients: (runs, routes, 1 or d)."""
+        if self.rule in ("uniform", "dirichlet", "coordinate"):
+            drawn = 1.0 - flow.uniform(Scope.LINK, "mixing", single=self.scalar)
+            return -torch.log(drawn) + _TINY if self.rule == "dirichlet" else drawn
+        return self._public(flow.routes).expand(len(flow.s), -1).unsqueeze(-1)
+
+    def _public(self, routes: Routes) -> Tensor:
+        """The same where nothing is drawn; the means of a random rule are alike on all links."""
+        if self.rule == "keep":
+            return routes.own.double()
+        return routes.weight if self.rule == "weights" else torch.ones_like(routes.weight)
+
+
+@dataclass(frozen=True)
+class GradientNoise(Part):
+    """Add independent Gaussian noise to the gradient; `noise` is the deviation of a coordinate."""
+
+    place: ClassVar[Place] = "gradient"
+    linear: ClassVar[bool] = True
+    by_coordinate: ClassVar[bool] = True
+    keeps_average: ClassVar[bool] = False
+    noise: float = 1e-2
+
+    def __post_init__(self) -> None:
+        require_noise(self.noise)
+
+    def __call__(self, flow: Flow) -> None:
+        if self.noise:
+            flow.add_normal_(flow.s, self.noise, "noise")
+
+
+@dataclass(frozen=True)
+class ZeroSumNoise(Part):
+    """Add to every share private noise that sums to zero over the sender's neighbourhood.
+
+    λ̄_j σ n_ij with n_ij = z_ij - mean_{l in N_j} z_lj and z standard normal (RSS-LB of Gade and
+    Vaidya 2018). `noise` is σ, one number or one for each agent: it has the unit of a gradient, and
+    the public mean stepsize λ̄ scales it, so that it shrinks with the steps. Two such parts in one
+    chain draw apart where their purposes differ.
+    """
+
+    place: ClassVar[Place] = "shares"
+    linear: ClassVar[bool] = True
+    by_coordinate: ClassVar[bool] = True
+    noise: float | tuple[float, ...] = 0.1
+    purpose: str = "zero-sum noise"
+
+    def __post_init__(self) -> None:
+        for noise in self.noise if isinstance(self.noise, tuple) else (self.noise,):
+            require_noise(noise)
+
+    def __call__(self, flow: Flow) -> None:
+        if not self.noise:
+            return
+        sizes: float | Tensor = self.noise if isinstance(self.noise, float | int) else 0.0
+        if isinstance(self.noise, tuple):
+            each = [self.noise[agent] for agent in flow.streams.agents]
+            sizes = flow.s.new_tensor(each).unsqueeze(-1)
+        noise = flow.normal(Scope.LINK, self.purpose)
+        noise.sub_(flow.by_route(flow.mean_over_routes(noise)))
+        flow.shares.add_(noise.mul_(flow.by_route(flow.mean_stepsize.mul_(sizes))))
+
+
+def require_noise(noise: float) -> None:
+    """Raise unless a standard deviation is finite and not negative."""
+    if not 0 <= noise < float("inf"):
+        raise AlgorithmError(f"noise is {noise}; it must be finite and not negative")

@@ -1,0 +1,301 @@
+"""Playing a chain on unit columns: the reference writes down its own linear law.
+
+In place of a number every state, gradient and message is a row over columns: one for each start,
+gradient and seen message, and one for each Gaussian number that a part asks for. Playing the chain
+then gives the messages as rows of [A B R] in O = A G + B Z + R V, with gradients G, Gaussian
+numbers Z and messages V that were seen before. Stepsizes and other uniform numbers stand at their
+mean, random shares at the mean that their rule states: they get no credit as noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sottovoce.errors import PrivacyError
+from sottovoce.graphs import Routes
+from sottovoce.mechanisms import Clock, Flow, Mechanism, Split
+from sottovoce.mechanisms.reference import (
+    by_messages,
+    exchange,
+    make_messages,
+    settle,
+    take_step,
+)
+from sottovoce.randomness import Streams
+from sottovoce.simulation.transcript import Setting
+
+Array = NDArray[np.float64]
+_RANK = 1e-9
+"""Singular values below this fraction of the largest count as zero."""
+
+
+@dataclass(frozen=True)
+class _AtMean(Split):
+    """The same split with every coefficient at its public mean."""
+
+    split: Split
+
+    def coefficients(self, flow: Flow) -> Tensor:
+        return self.mean(flow.routes).expand(len(flow.s), -1).unsqueeze(-1)
+
+    def mean(self, routes: Routes) -> Tensor:
+        return self.split.mean(routes)
+
+
+class Columns(Streams):
+    """Streams whose Gaussian numbers are unit columns, and whose uniform ones are their mean.
+
+    numbers: the column of each Gaussian number by (purpose, round, agent or edge); known: the
+    numbers in place of agents whose draws the observer holds, which count as 0.
+    """
+
+    def __init__(
+        self, agents: Sequence[int], numbers: _Numbers, known: frozenset[int] = frozenset()
+    ) -> None:
+        super().__init__(range(1), agents, torch.device("cpu"))
+        self._numbers, self._known = numbers, known
+
+    def part(self, runs: slice, agents: slice) -> Columns:
+        return Columns(self.agents[agents], self._numbers)
+
+    def renumbered(self, agents: Sequence[int]) -> Columns:
+        return Columns(agents, self._numbers, self._numbers.known_edges)
+
+    def uniform(
+        self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
+    ) -> Tensor:
+        return torch.full((1, len(self.agents), count), 0.5, dtype=dtype)
+
+    def normal(
+        self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
+    ) -> Tensor:
+        found = torch.zeros(1, len(self.agents), count, dtype=dtype)
+        self.add_normal_(found, 1.0, purpose, round)
+        return found
+
+    def scale_(self, tensor: Tensor, low: float, high: float, purpose: str, round: int) -> None:
+        tensor.mul_((low + high) / 2)
+
+    def add_normal_(self, tensor: Tensor, deviation: float, purpose: str, round: int) -> None:
+        for row, agent in enumerate(self.agents):
+            if agent not in self._known:
+                column = self._numbers.column((purpose, round, agent))
+                if column < tensor.shape[-1]:
+                    tensor[0, row, column] += deviation
+
+
+@dataclass
+class _Numbers:
+    """Which column belongs to which Gaussian number; when each was asked for."""
+
+    first: int
+    known_edges: frozenset[int]
+    columns: dict[tuple[str, int, int], int] = field(default_factory=dict)
+    now: int = 0
+    since: list[int] = field(default_factory=list)
+    """For each number the exchange that asked for it first, or -1 if a later one asked again."""
+
+    def column(self, key: tuple[str, int, int]) -> int:
+        if key not in self.columns:
+            self.columns[key] = self.first + len(self.columns)
+            self.since.append(self.now)
+        place = self.columns[key] - self.first
+        if self.since[place] != self.now:
+            self.since[place] = -1
+        return self.columns[key]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows of the law that come from one sender's messages of one exchange.
+
+    rows: where they stand. exchange: its number from 0 on. links: positions of the links among
+    those that are seen. basis: (links, rows), which combinations of the messages were kept.
+    """
+
+    rows: slice
+    sender: int
+    exchange: int
+    links: list[int]
+    basis: Array
+
+
+@dataclass(frozen=True)
+class PlayedLaw:
+    """The rows of one group's messages, and how they depend on what.
+
+    on_start: (rows, agents); on_gradients: (rows, rounds, agents); on_seen: (rows, exchanges, links
+    into the group), which are `received` among the seen links; on_noise: (rows, numbers).
+    """
+
+    blocks: list[Block]
+    on_start: Array
+    on_gradients: Array
+    on_seen: Array
+    received: list[int]
+    on_noise: Array
+
+
+def play(
+    setting: Setting,
+    agents: list[int],
+    rounds: Sequence[int],
+    seen: Sequence[tuple[int, int]],
+    known_agents: frozenset[int] = frozenset(),
+) -> PlayedLaw:
+    """The law of the messages that a group of agents sends, given all that is seen.
+
+    agents: those joined by links that nobody sees, ascending. seen: (receiver, sender) of the seen
+    links. known_agents: who holds the numbers of their edges besides.
+    """
+    mechanism = setting.algorithm
+    if strange := [type(part).__name__ for part in mechanism.parts if not part.linear]:
+        raise PrivacyError(
+            f"{mechanism} has parts that are not linear ({', '.join(strange)}); the law of "
+            "messages is known for linear chains only"
+        )
+    mechanism = mechanism.with_split(_AtMean(mechanism.split))
+    everyone = setting.graph.routes()
+    ends = zip(everyone.receiver.tolist(), everyone.sender.tolist(), strict=True)
+    held = frozenset(
+        edge
+        for edge, (i, j) in zip(everyone.edge.tolist(), ends, strict=True)
+        if known_agents & {i, j}
+    )
+    group = _Group(setting, mechanism, everyone.of(agents), agents, rounds, seen)
+    numbers = _Numbers(group.fixed, held)
+    # The first time tells how many columns there are, and when each is asked for.
+    group.play(Columns(agents, numbers), group.fixed)
+    width, since = group.fixed + len(numbers.columns), list(numbers.since)
+    return group.play(Columns(agents, numbers), width, since)
+
+
+class _Group:
+    """What is played: the routes of some agents, and which of their messages are seen."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        mechanism: Mechanism,
+        routes: Routes,
+        agents: list[int],
+        rounds: Sequence[int],
+        seen: Sequence[tuple[int, int]],
+    ) -> None:
+        self.setting, self.mechanism, self.routes = setting, mechanism, routes
+        self.agents, self.rounds = agents, rounds
+        at = {link: place for place, link in enumerate(seen)}
+        local = {agent: place for place, agent in enumerate(agents)}
+        ends = list(
+            zip(routes.receiver.tolist(), (agents[j] for j in routes.sender.tolist()), strict=True)
+        )
+        self.shown: dict[int, list[tuple[int, int]]] = {j: [] for j in range(len(agents))}
+        for route, (i, j) in enumerate(ends):
+            if (i, j) in at:
+                self.shown[local[j]].append((route, at[i, j]))
+        hidden = [route for route, end in enumerate(ends) if end not in at]
+        self.hidden = torch.tensor(hidden, dtype=torch.long)
+        self.to = torch.tensor([local[ends[route][0]] for route in hidden], dtype=torch.long)
+        self.into = [(local[i], place) for (i, _), place in at.items() if i in local]
+        """Which agent each seen link leads to, and its position among the seen links."""
+        self.exchanges = len(rounds) * mechanism.exchanges
+        self.gradients = len(agents)
+        self.received = self.gradients + len(rounds) * len(agents)
+        self.fixed = self.received + self.exchanges * len(self.into)
+
+    def play(self, streams: Columns, width: int, since: Sequence[int] | None = None) -> PlayedLaw:
+        c = len(self.agents)
+        x = torch.eye(c, width, dtype=torch.float64).unsqueeze(0)
+        flow = Flow(x, torch.zeros_like(x), self.routes, streams, self.setting.stepsize, Clock(1))
+        blocks, rows, number = list[Block](), [np.zeros((0, width))], 0
+        for place, round in enumerate(self.rounds):
+            flow.at, flow.s = Clock(round), torch.zeros(1, c, width, dtype=torch.float64)
+            first = self.gradients + place * c
+            flow.s[0, :, first : first + c] = torch.eye(c, dtype=torch.float64)
+            streams._numbers.now = number
+            take_step(self.mechanism, flow)
+            for inner in range(self.mechanism.exchanges):
+                if inner:
+                    flow.at, flow.s = Clock(round, inner), torch.zeros_like(flow.s)
+                streams._numbers.now = number
+                make_messages(self.mechanism, flow)
+                total = torch.zeros_like(flow.x)
+                total.index_add_(1, self.to, flow.v[:, self.hidden])
+                first = self.received + number * len(self.into)
+                for column, (agent, _) in enumerate(self.into, first):
+                    total[0, agent, column] += 1.0
+                messages = flow.v[0]
+                settle(self.mechanism, flow, total)
+                fresh = self.fixed + np.flatnonzero(np.asarray(since or ()) == number)
+                later = [flow.x[0], *(one.flatten(0, -2) for one in flow.memory.values())]
+                state = torch.cat(later).numpy()
+                for j, shown in self.shown.items():
+                    if shown and since is not None:
+                        sent = messages[[route for route, _ in shown]].numpy()
+                        basis = _sufficient(sent, state, fresh)
+                        begin = sum(map(len, rows))
+                        rows.append(basis.T @ sent)
+                        where = slice(begin, begin + basis.shape[1])
+                        links = [link for _, link in shown]
+                        blocks.append(Block(where, j, number, links, basis))
+                number += 1
+        law, T = np.concatenate(rows), len(self.rounds)
+        return PlayedLaw(
+            blocks,
+            law[:, :c],
+            law[:, self.gradients : self.received].reshape(-1, T, c),
+            law[:, self.received : self.fixed].reshape(-1, self.exchanges, len(self.into)),
+            [link for _, link in self.into],
+            law[:, self.fixed :],
+        )
+
+
+def one_round(setting: Setting) -> tuple[Array, Array]:
+    """How the states after round 1 depend on those before, and on the round's Gaussian numbers.
+
+    Returns (agents, agents) and (agents, numbers).
+    """
+    agents, mechanism = setting.graph.agents, setting.algorithm
+    mechanism = mechanism.with_split(_AtMean(mechanism.split))
+    numbers = _Numbers(agents, frozenset())
+    for _ in range(2):
+        x = torch.eye(agents, agents + len(numbers.columns), dtype=torch.float64).unsqueeze(0)
+        streams = Columns(range(agents), numbers)
+        routes = setting.graph.routes()
+        flow = Flow(x, torch.zeros_like(x), routes, streams, setting.stepsize, Clock(1))
+        take_step(mechanism, flow)
+        state = exchange(mechanism, flow, by_messages(mechanism))[0].numpy()
+    return state[:, :agents], state[:, agents:]
+
+
+def _sufficient(sent: Array, state: Array, fresh: NDArray[np.int64]) -> Array:
+    """The combinations of one sender's messages that say all there is to say: (messages, kept).
+
+    What is discarded is noise that is independent of everything else: it has no part in any other
+    column, none in what the state keeps, and none in what is kept.
+    """
+    if len(sent) <= 3:
+        return np.eye(len(sent))
+    noise = sent[:, fresh]
+    rest = sent.copy()
+    rest[:, fresh] = 0.0
+    basis = _range(np.concatenate([rest, noise @ state[:, fresh].T], 1))
+    while True:
+        larger = _range(np.concatenate([basis, noise @ (noise.T @ basis)], 1))
+        if larger.shape[1] == basis.shape[1]:
+            return basis
+        basis = larger
+
+
+def _range(matrix: Array) -> Array:
+    """An orthonormal basis of the columns' span."""
+    # The triangular factor of the transpose has the same left vectors, and few columns.
+    triangle: Array = np.asarray(np.linalg.qr(matrix.T, mode="r"))
+    left, values, _ = np.linalg.svd(triangle.T, full_matrices=False)
+    return left[:, values > _RANK * values.max(initial=0.0)]
