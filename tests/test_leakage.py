@@ -11,8 +11,8 @@ import torch
 from sottovoce import ring
 from sottovoce.errors import ProblemError
 from sottovoce.privacy.auditor import Row
-from sottovoce.problems.data.models import paper_cnn
 from sottovoce.privacy.readers.metrics import success_rate
+from sottovoce.problems.data.models import paper_cnn
 from sottovoce.storage.execution import Execution
 from sottovoce.studies import hidden_states
 from sottovoce.studies.hidden_states import StatesSettings, states_study

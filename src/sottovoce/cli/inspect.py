@@ -14,7 +14,7 @@ from sottovoce.graphs.graph import DIAMETER_LIMIT
 
 if TYPE_CHECKING:
     from sottovoce.privacy.accountant import Account
-    from sottovoce.privacy.linear_group import Start
+    from sottovoce.privacy.posterior import Start
     from sottovoce.stepsizes.conditions import Condition
 
 
@@ -37,7 +37,7 @@ def check(
     Then say what the algorithm gives away on this graph, and what to use instead.
     """
     from sottovoce.mechanisms import parse_algorithm
-    from sottovoce.privacy.advice import advice
+    from sottovoce.privacy.advice import recommend
     from sottovoce.stepsizes import parse_stepsize
     from sottovoce.stepsizes.conditions import mixing_conditions, theorem_conditions
 
@@ -58,7 +58,7 @@ def check(
         if c.met is False
     ]
     conditions = on_graph + on_stepsize
-    advised = [] if isinstance(built, GraphError) else advice(built, rule)
+    advised = [] if isinstance(built, GraphError) else recommend(rule, built)
     name = graph or (Path(weights).name if weights.endswith(".csv") else "ring:5")
     if as_json:
         print_json(
@@ -135,22 +135,10 @@ def bound(
     multiplier of the gradient and as (ε, δ). --law, --kappa, --k and --prior have no part in it.
     """
     if algorithm is not None:
-        from sottovoce.mechanisms import parse_algorithm
-        from sottovoce.privacy.accountant import account
-        from sottovoce.privacy.adversaries import parse_adversary
-        from sottovoce.stepsizes import parse_stepsize
+        from sottovoce.privacy.accountant import AccountSettings, account
 
-        found_account = account(
-            parse_graph(graph, weights),
-            parse_algorithm(algorithm),
-            parse_adversary(adversary),
-            rounds=rounds,
-            stepsize=parse_stepsize(stepsize) if stepsize else None,
-            clip=clip,
-            delta=delta,
-            start=_start(start),
-            gradient=gradient,
-        )
+        settings = AccountSettings(rounds, stepsize, clip, delta, _start(start), gradient)
+        found_account = account(algorithm, parse_graph(graph, weights), adversary, settings)
         _show_account(found_account, out, as_json)
         return
     from sottovoce.privacy.entropy import PRIORS

@@ -12,15 +12,15 @@ from sottovoce.errors import SottovoceError
 from sottovoce.graphs import ring
 from sottovoce.mechanisms import DSGD, PDSGD, NoisyDSGD, ZeroSumDSGD, parse_algorithm
 from sottovoce.privacy.adversaries import CuriousAgents, Eavesdropper
+from sottovoce.privacy.advice import protection
 from sottovoce.privacy.attacks import attack_named
 from sottovoce.privacy.auditor import Audit, AuditSettings, Row, audit
 from sottovoce.privacy.auditor.recording import suited
-from sottovoce.privacy.linear_view import LinearView
 from sottovoce.privacy.readers import Search, reader_named
 from sottovoce.simulation.options import Options
 from sottovoce.simulation.result import Result
 from sottovoce.simulation.runner import simulate
-from sottovoce.stepsizes import LAWS, Deterministic, Power, Stepsize
+from sottovoce.stepsizes import LAWS, Power, Stepsize
 from sottovoce.storage.execution import Execution
 from sottovoce.storage.identity import code_of
 from sottovoce.studies.images import Images
@@ -40,9 +40,6 @@ _ADVERSARIES = {
     "two colluding neighbours": (CuriousAgents([0, 2]), (1,)),
 }
 """Who attacks, and whom: everybody, or the agent between the two who collude."""
-
-_CALIBRATION = 9
-"""Rounds of the model that tells the effective noise; the middle one is read."""
 
 Piece = tuple[dict[str, Any], Callable[[], dict[str, Any]]]
 """What a part of a point depends on, and how it is computed."""
@@ -96,15 +93,7 @@ class FrontierSettings:
 
 def noise_gain(weights: str) -> float:
     """The effective noise of `ZeroSumDSGD(1)` on a ring of five against an eavesdropper."""
-    view = LinearView.against(
-        ring(5, weights),
-        ZeroSumDSGD(1.0),
-        Stepsize(Power(1.0, 0.0), Deterministic()),
-        _CALIBRATION,
-        Eavesdropper(),
-        start="unknown",
-    )
-    return view.posterior_sd(1, _CALIBRATION // 2 + 1)
+    return protection(ZeroSumDSGD(1.0), ring(5, weights)).left
 
 
 def points(levels: Sequence[float]) -> list[Setting]:

@@ -11,7 +11,7 @@ from sottovoce.errors import AttackError
 from sottovoce.graphs import Graph
 from sottovoce.mechanisms import Mechanism
 from sottovoce.privacy.adversaries import Adversary
-from sottovoce.privacy.advice import advice
+from sottovoce.privacy.advice import recommend
 from sottovoce.privacy.attacks import Estimate
 from sottovoce.privacy.auditor.public import adds_noise, factor_spread
 from sottovoce.privacy.auditor.recording import Recorded, at_targets, record
@@ -90,7 +90,7 @@ def audit(
         "threshold": settings.threshold,
         "readers": [{"name": reader.name, **asdict(reader)} for reader in settings.readers],
         "accuracy": accuracy,
-        "advice": {str(one): advice(graph, one) for one in algorithms},
+        "advice": {str(one): recommend(one, graph) for one in algorithms},
     }
     return Audit(table.rows, blind, facts, truth, table.images, mean_image)
 

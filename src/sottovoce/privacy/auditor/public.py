@@ -2,6 +2,7 @@
 
 from sottovoce.privacy.adversaries import View
 from sottovoce.privacy.attacks import base
+from sottovoce.privacy.columns import one_round
 from sottovoce.stepsizes import Stepsize
 
 COORDINATE_SPREAD = 0.5
@@ -10,7 +11,10 @@ COORDINATE_SPREAD = 0.5
 
 def adds_noise(view: View) -> bool:
     """Whether there is noise on the messages that does not scale with the step."""
-    return bool(getattr(view.algorithm, "noise", 0.0) > 0)
+    if not all(part.linear for part in view.algorithm.parts):
+        return True
+    _, noise = one_round(view.setting)
+    return bool(noise.any())
 
 
 def draws_by_coordinate(view: View) -> bool:
