@@ -144,7 +144,7 @@ def frontier_study(
                 done[case] = compute()
                 store.save(spec, {}, done[case])
                 execution.say(f"{case[0].algorithm}, {case[0].law} law: {case[1]} done")
-    store.report("pieces")
+    store.report("frontier", "pieces")
     whole = []
     for one in dict.fromkeys(one for one, _ in pieces):
         names = [name for other, name in pieces if other == one]
