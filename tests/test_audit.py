@@ -10,18 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from sottovoce import (
-    DSGD,
-    PDSGD,
-    Experiment,
-    Mechanism,
-    ModuleProblem,
-    Shares,
-    Stepsize,
-    parse_stepsize,
-    path,
-    ring,
-)
+from sottovoce import DSGD, PDSGD, ModuleProblem, Shares, parse_stepsize, path, ring
 from sottovoce.charts.png import encode_grey
 from sottovoce.errors import AttackError
 from sottovoce.privacy.adversaries import CuriousAgents, Eavesdropper
@@ -205,27 +194,32 @@ def test_rows_of_another_recording_in_the_same_folder_are_not_reused(small, tmp_
     assert len(list(tmp_path.glob("audit-row-*"))) == 2
 
 
-def own_rule(factor):
-    """A rule of a user's own with the same name and options, whatever its code."""
+def own_rule(tilt):
+    """A rule of a user's own with the same name and options, whatever it says of its means."""
 
     @dataclass(frozen=True)
-    class Own(Shares):
+    class Mine(Shares):
         def mean(self, routes):
-            return super().mean(routes) * factor
+            raw = super().mean(routes) * (1 + tilt * routes.own)
+            return raw / torch.zeros(5).double().index_add(0, routes.sender, raw)[routes.sender]
 
-    return Mechanism("pdsgd:uniform", (Own("uniform"),), Stepsize(law=Experiment()))
+    return PDSGD().with_split(Mine())
 
 
 def test_rows_of_a_rule_whose_code_changed_are_not_reused(small, tmp_path):
+    """With the other means `least-squares` finds nothing; `chain` does not ask for them."""
     problem, inputs = small
-    settings = asked(attacks=[LeastSquares()])
-    recorded = record(problem, PDSGD(), ring(5), inputs, settings)
-    said = []
-    for rule in (own_rule(1.0), own_rule(2.0), own_rule(1.0)):
+    settings = asked(attacks=[LeastSquares(), Chain()])
+    found, said = [], []
+    for rule in (own_rule(0.0), own_rule(0.5), own_rule(0.0)):
         keep = Execution(tmp_path, say=said.append)
-        audit(problem, rule, ring(5), inputs, settings, keep, recorded)
-    assert len(list(tmp_path.glob("audit-row-*"))) == 2
-    assert said[-1].startswith("reused 1 of 1 rows")
+        found.append(
+            [row.errors for row in audit(problem, rule, ring(5), inputs, settings, keep).rows]
+        )
+    assert found[0] == found[2] != found[1]
+    assert found[0][1] == found[1][1]
+    assert len(list(tmp_path.glob("audit-row-*"))) == 3
+    assert [line for line in said if "reused" in line] == [f"reused 2 of 2 rows from {tmp_path}"]
 
 
 class Own(Elimination):

@@ -10,16 +10,17 @@ from sottovoce.privacy.adversaries import parse_adversary
 from sottovoce.privacy.attacks import ATTACKS, attack_named
 from sottovoce.privacy.auditor import Audit, AuditSettings, Recorded, Row, audit, record
 from sottovoce.privacy.auditor.settings import THRESHOLD
-from sottovoce.privacy.readers import READERS, Search, reader_named
+from sottovoce.privacy.auditor.verdict import MEASURES
+from sottovoce.privacy.readers import READERS, reader_named
 from sottovoce.stepsizes import parse_stepsize
 from sottovoce.storage.execution import Execution
-from sottovoce.studies.images import Images, pictures
+from sottovoce.studies.images import Attacking, Images, pictures
 from sottovoce.studies.settings import OnGraph, command_line, option
 from sottovoce.studies.study import Chart, Data, Kind, Study, Table, register
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageAuditSettings(Images, OnGraph):
+class ImageAuditSettings(Images, Attacking, OnGraph):
     """An audit of one of the package's networks; `audit` itself takes any model and data."""
 
     algorithm: tuple[str, ...] = option(
@@ -39,23 +40,19 @@ class ImageAuditSettings(Images, OnGraph):
         0.0, "Standard deviation of private numbers added to the starting point."
     )
     batch: int = option(1, "Images in a gradient.", option="--batch-size", min=1)
-    targets: int = option(8, "How many (run, agent) pairs to attack.", min=1)
     rounds: str = option("50", "Rounds to attack: 50 or 1,10,50.")
-    iterations: int = option(200, "L-BFGS steps of a search.", min=1)
-    warmup: int | None = option(
-        None, "Adam steps before them; by default as the model asks.", min=0
-    )
-    restarts: int = option(2, "Starting points of a search.", min=1)
     threshold: float = option(
         THRESHOLD, "Summed squared error below which an image counts as recovered."
     )
     load: str | None = option(None, "Attack a recording that --save wrote, not a fresh run.")
     save: str | None = option(None, "Keep the recording here; it holds every secret.")
 
+    def __post_init__(self) -> None:
+        self.questions()
+
     def questions(self) -> AuditSettings:
         """The settings of `audit`, with objects in place of their names."""
-        search = Search(self.iterations, self.warmup, self.restarts)
-        confined = self.model == "paper"
+        search, confined = self.search(), self.model == "paper"
         return AuditSettings(
             stepsize=parse_stepsize(self.stepsize),
             adversaries=[parse_adversary(text, self.knows) for text in self.adversary],
@@ -92,12 +89,11 @@ def audit_study(
 def as_study(audit: Audit, command: str) -> Study:
     """The rows of an audit as a table with controls, why attacks were refused, and the images."""
     refused = [row for row in audit.rows if row.refused]
-    measures = ("cosine", "relative error", "error", "PSNR", "SSIM", "labels", "recovered")
     tables = [
         Table(
             f"Medians of {audit.facts['targets']} targets; recovered: summed squared error below "
             f"{audit.facts['threshold']:g}, 95 % interval",
-            ("adversary", "algorithm", "stepsize", "round", "attack + reader", *measures),
+            ("adversary", "algorithm", "stepsize", "round", "attack + reader", *MEASURES),
             [
                 *(_cells(row) for row in audit.rows if row.attacked),
                 *(
@@ -141,18 +137,8 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.stepsize.removesuffix(":coordinate"),
         str(row.round),
         f"{row.attack} + {row.inversion}",
-        _number(row.cosine, ".4f"),
-        _number(row.relative_error, ".2g") + ("" if row.scale_known else " (scaled)"),
-        _number(row.median_error, ".3g"),
-        _number(row.psnr, ".1f"),
-        _number(row.ssim, ".2f"),
-        f"{row.labels_correct}/{row.attacked}",
-        row.share,
+        *row.cells,
     )
-
-
-def _number(value: float | None, form: str) -> str:
-    return "not finite" if value is None else format(value, form)
 
 
 def _pictures(audit: Audit) -> dict[str, list[str]]:

@@ -9,16 +9,16 @@ import torch
 
 from sottovoce.charts import Series, line_chart, panel
 from sottovoce.errors import SottovoceError
-from sottovoce.graphs import Graph, ring
-from sottovoce.mechanisms import DSGD, PDSGD, Mechanism, NoisyDSGD, ZeroSumDSGD, parse_algorithm
+from sottovoce.graphs import ring
+from sottovoce.mechanisms import DSGD, PDSGD, NoisyDSGD, ZeroSumDSGD, parse_algorithm
 from sottovoce.privacy.adversaries import CuriousAgents, Eavesdropper
 from sottovoce.privacy.advice import protection
 from sottovoce.privacy.attacks import attack_named
-from sottovoce.privacy.auditor import AuditSettings, Row, audit
+from sottovoce.privacy.auditor import Audit, AuditSettings, Row, audit
 from sottovoce.privacy.auditor.recording import suited
-from sottovoce.privacy.readers import Inputs, Search, reader_named
-from sottovoce.problems import ModuleProblem
+from sottovoce.privacy.readers import Search, reader_named
 from sottovoce.simulation.options import Options
+from sottovoce.simulation.result import Result
 from sottovoce.simulation.runner import simulate
 from sottovoce.stepsizes import LAWS, Power, Stepsize
 from sottovoce.storage.execution import Execution
@@ -40,9 +40,6 @@ _ADVERSARIES = {
     "two colluding neighbours": (CuriousAgents([0, 2]), (1,)),
 }
 """Who attacks, and whom: everybody, or the agent between the two who collude."""
-
-_CALIBRATION = 9
-"""Rounds of the model that tells the effective noise; the middle one is read."""
 
 Piece = tuple[dict[str, Any], Callable[[], dict[str, Any]]]
 """What a part of a point depends on, and how it is computed."""
@@ -147,7 +144,7 @@ def frontier_study(
                 done[case] = compute()
                 store.save(spec, {}, done[case])
                 execution.say(f"{case[0].algorithm}, {case[0].law} law: {case[1]} done")
-    store.report("pieces")
+    store.report("frontier", "pieces")
     whole = []
     for one in dict.fromkeys(one for one, _ in pieces):
         names = [name for other, name in pieces if other == one]
@@ -170,6 +167,9 @@ def _pieces(settings: FrontierSettings, execution: Execution) -> dict[tuple[Sett
     attacked, inputs = Images().problem(5)
     specs = learning.spec, attacked.spec
     steps = settings.epochs * learning.rounds_an_epoch
+    asked = {"steps": steps, "runs": settings.runs, "insecure_seed": seed}
+    options = Options(measure=[steps], progress=execution.progress)
+    alone = Execution(say=execution.say)
     search = Search(settings.iterations, restarts=settings.restarts)
     readers = [reader_named(name, search) for name in _READERS]
     found: dict[tuple[Setting, str], Piece] = {}
@@ -180,10 +180,11 @@ def _pieces(settings: FrontierSettings, execution: Execution) -> dict[tuple[Sett
             stepsize = replace(training, scale=scale).stepsize(
                 LAWS[one.law], learning.rounds_an_epoch
             )
-            asked = {"steps": steps, "runs": settings.runs, "insecure_seed": seed}
             spec = {**about, "problem": specs[0], "stepsize": stepsize.spec, **asked}
-            compute = partial(_trained, learning, algorithm, graph, stepsize, asked, execution)
-            found[one, f"accuracy {scale:g}"] = spec, compute
+            train = partial(
+                simulate, learning, algorithm, graph, stepsize=stepsize, options=options, **asked
+            )
+            found[one, f"accuracy {scale:g}"] = spec, partial(_accuracies, train)
         for name, (adversary, agents) in _ADVERSARIES.items():
             questions = AuditSettings(
                 stepsize=suited(Stepsize(Power(0.05), LAWS[one.law]), algorithm),
@@ -197,37 +198,20 @@ def _pieces(settings: FrontierSettings, execution: Execution) -> dict[tuple[Sett
                 insecure_seed=seed,
             )
             spec = {**about, "problem": specs[1], "audit": code_of(questions)}
-            compute = partial(_audited, attacked, algorithm, graph, inputs, questions, execution)
-            found[one, name] = spec, compute
+            run = partial(audit, attacked, algorithm, graph, inputs, questions, alone)
+            found[one, name] = spec, partial(_rows, run)
     return found
 
 
-def _trained(
-    problem: ModuleProblem,
-    algorithm: Mechanism,
-    graph: Graph,
-    stepsize: Stepsize,
-    asked: dict[str, int],
-    execution: Execution,
-) -> dict[str, Any]:
+def _accuracies(train: Callable[[], Result]) -> dict[str, Any]:
     """Validation accuracy after the last epoch, mean over agents, run by run."""
-    options = Options(measure=[asked["steps"]], progress=execution.progress)
-    result = simulate(problem, algorithm, graph, stepsize=stepsize, options=options, **asked)
-    return {"accuracies": result.metrics["validation_accuracy"][-1].mean(-1).tolist()}
+    return {"accuracies": train().metrics["validation_accuracy"][-1].mean(-1).tolist()}
 
 
-def _audited(
-    problem: ModuleProblem,
-    algorithm: Mechanism,
-    graph: Graph,
-    inputs: Inputs,
-    questions: AuditSettings,
-    execution: Execution,
-) -> dict[str, Any]:
-    """The rows of an audit, and the error of the blind guess."""
-    found = audit(problem, algorithm, graph, inputs, questions, Execution(say=execution.say))
-    rows = [row.to_json() for row in found.rows]
-    return {"rows": rows, "blind": found.blind[questions.rounds[0]]}
+def _rows(run: Callable[[], Audit]) -> dict[str, Any]:
+    """The rows of an audit of one round, and the error of the blind guess."""
+    found = run()
+    return {"rows": [row.to_json() for row in found.rows], "blind": min(found.blind.values())}
 
 
 def _point(one: Setting, pieces: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from sottovoce.charts.png import encode_text
 from sottovoce.errors import ProblemError
-from sottovoce.privacy.readers import Inputs
+from sottovoce.privacy.readers import Inputs, Search
 from sottovoce.problems import ModuleProblem
 from sottovoce.problems.data import models, partitions, sets
 from sottovoce.studies.settings import option
@@ -68,6 +68,22 @@ class Images:
             device=self.device,
         )
         return problem, inputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attacking:
+    """How many targets are attacked, and how hard their images are searched for."""
+
+    targets: int = option(8, "How many (run, agent) pairs to attack.", min=1)
+    iterations: int = option(200, "L-BFGS steps of a search.", min=1)
+    warmup: int | None = option(
+        None, "Adam steps before them; by default as the model asks.", min=0
+    )
+    restarts: int = option(2, "Starting points of a search.", min=1)
+
+    def search(self, trace: tuple[int, ...] = ()) -> Search:
+        """The search of every reader."""
+        return Search(self.iterations, self.warmup, self.restarts, trace=trace)
 
 
 def pictures(images: Tensor) -> list[str]:

@@ -9,11 +9,12 @@ from sottovoce.mechanisms import DSGD, PDSGD, Mechanism
 from sottovoce.privacy.attacks import Attack, Chain, Conventional, Elimination, LeastSquares
 from sottovoce.privacy.auditor import Audit, AuditSettings, Recorded, Row, audit, record
 from sottovoce.privacy.auditor.recording import suited
+from sottovoce.privacy.auditor.verdict import MEASURES
 from sottovoce.privacy.readers import Search, reader_named
 from sottovoce.privacy.readers.matching import jumps
 from sottovoce.stepsizes import Experiment, Law, Power, Stepsize, Uniform
 from sottovoce.storage.execution import Execution
-from sottovoce.studies.images import Images, pictures
+from sottovoce.studies.images import Attacking, Images, pictures
 from sottovoce.studies.judging import Verdict, all_hold, judge
 from sottovoce.studies.settings import OnGraph, command_line, option
 from sottovoce.studies.study import Chart, Data, Kind, Study, Table, register
@@ -40,16 +41,12 @@ _RARE = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeakageSettings(Images, OnGraph):
+class LeakageSettings(Images, Attacking, OnGraph):
     """Which round of which training is attacked, and how hard."""
 
     round: int = option(50, "Which round to attack.", min=1)
     targets: int = option(16, "How many (run, agent) pairs to attack.", min=1)
     iterations: int = option(300, "L-BFGS steps of a search.", min=1)
-    warmup: int | None = option(
-        None, "Adam steps before them; by default as the model asks.", min=0
-    )
-    restarts: int = option(2, "Starting points of a search.", min=1)
     scale: float | None = option(
         None, "c in the mean stepsize c/k: 0.05, or 0.005 for the paper's CNN."
     )
@@ -122,7 +119,17 @@ def leakage_study(
             "images": {name: pictures(one) for name, one in shown.items()},
         },
         command_line("reproduce leakage", settings),
-        [_table(list(rows.values()), blind, settings.targets)],
+        [
+            Table(
+                f"Medians of {settings.targets} images; error: summed squared error; recovered: "
+                f"below {asked.threshold:g}, 95 % interval",
+                ("algorithm: attack + reader", *MEASURES),
+                [
+                    *((name, *row.cells) for name, row in rows.items()),
+                    ("blind guess", "", "", f"{blind:.3g}", "", "", "", ""),
+                ],
+            )
+        ],
     )
 
 
@@ -143,7 +150,7 @@ def _search(settings: LeakageSettings) -> Search:
     total = (settings.warmup or 0) + settings.iterations
     spread = [int(4 * (total / 4) ** (step / 24)) for step in range(25)] if total > 4 else []
     trace = tuple(sorted({0, 1, 2, 3, *spread, total}))
-    return Search(settings.iterations, settings.warmup, settings.restarts, trace=trace)
+    return settings.search(trace)
 
 
 def verdict(rows: Mapping[str, Row]) -> Verdict:
@@ -200,29 +207,6 @@ def _succeeds(row: Row, blind: float) -> bool:
 
 def _shown(row: Row) -> str:
     return "nothing finite" if row.median_error is None else f"{row.median_error:.3g}"
-
-
-def _table(rows: list[Row], blind: float, targets: int) -> Table:
-    shown = [
-        (
-            row.name,
-            "" if row.cosine is None else f"{row.cosine:.4f}",
-            "" if row.relative_error is None else f"{row.relative_error:.2g}",
-            "not finite" if row.median_error is None else f"{row.median_error:.3g}",
-            "" if row.psnr is None else f"{row.psnr:.1f}",
-            "" if row.ssim is None else f"{row.ssim:.3f}",
-            f"{row.labels_correct} of {row.attacked}",
-            row.share,
-        )
-        for row in rows
-    ]
-    shown.append(("blind guess", "", "", f"{blind:.3g}", "", "", "", ""))
-    measures = ("cosine", "relative error", "summed squared error", "PSNR", "SSIM", "labels")
-    return Table(
-        f"Medians of {targets} images; recovered: error below {rows[0].threshold:g}, 95 % interval",
-        ("algorithm: attack + reader", *measures, "recovered"),
-        shown,
-    )
 
 
 def _images(data: Data) -> Chart:

@@ -12,7 +12,7 @@ from sottovoce.storage.execution import Execution
 from sottovoce.studies.images import Images
 from sottovoce.studies.judging import Verdict, all_hold, judge
 from sottovoce.studies.learning import METRICS, Case, LearningSettings, difference, shown, train
-from sottovoce.studies.noise_attack import PAPER_DLG_ERRORS, noise_attack
+from sottovoce.studies.noise_attack import PAPER_DLG_ERRORS, recovered_under_noise
 from sottovoce.studies.settings import command_line, option
 from sottovoce.studies.study import Chart, Data, Kind, Study, Table, register
 
@@ -135,7 +135,7 @@ def _dlg_errors(settings: NoiseSettings) -> dict[float, float | None]:
         device=training.device,
     )
     network, seed = settings.network(), settings.insecure_seed
-    found = noise_attack(settings.levels, images, network, settings.targets, seed)
+    found = recovered_under_noise(settings.levels, images, network, settings.targets, seed)
     return {level: row.median_error for level, row in found.items()}
 
 

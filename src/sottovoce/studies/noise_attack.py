@@ -15,7 +15,7 @@ PAPER_DLG_ERRORS = {0.0: 3.030e-7, 1e-4: 0.1012, 1e-3: 16.39, 1e-2: 58.48, 1e-1:
 """Table I of the paper: noise -> final DLG error."""
 
 
-def noise_attack(
+def recovered_under_noise(
     levels: Sequence[float],
     images: Images,
     graph: Graph,

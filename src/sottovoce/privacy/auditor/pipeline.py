@@ -41,13 +41,15 @@ def audit(
     problem: a classifier trained by cross entropy; its batch is what one gradient covers. inputs:
     shape, range and scaling of the images. execution: finished rows are kept in its folder, and a
     call with the same arguments continues an interrupted one. recorded: a recording to attack
-    instead of training one, of a simulation or of real agents.
+    instead of training one, of a simulation or of real agents; its own algorithm counts.
     """
     settings = settings or AuditSettings()
     execution = execution or Execution(say=lambda line: None)
     algorithms = list(algorithm) if isinstance(algorithm, Sequence) else [algorithm]
     if recorded is not None and len(algorithms) > 1:
         raise AttackError(f"a recording is of one algorithm, but {len(algorithms)} were given")
+    if recorded is not None:
+        algorithms = [recorded.transcript.algorithm]
     inputs = replace(inputs, batch_size=problem.batch)
     table = _Table(problem, inputs, settings, execution)
     public = {"problem": problem.spec, "graph": graph.spec, "inputs": asdict(inputs)}
@@ -59,7 +61,7 @@ def audit(
     with table.store.lock(), bar as advance:
         if recorded is None:
             asked = {**public, "algorithms": [code_of(one) for one in algorithms]}
-            settings = replace(settings, insecure_seed=_seed(settings, execution.store(), asked))
+            settings = replace(settings, insecure_seed=_seed(settings, table.store, asked))
         for one in algorithms:
             made = recorded or record(problem, one, graph, inputs, settings)
             if made.accuracy is not None:
@@ -74,7 +76,7 @@ def audit(
                 table.attack(adversary, advance)
             if settings.controls:
                 table.control()
-    table.store.report("rows")
+    table.store.report("audit-row", "rows")
     assert mean_image is not None
     blind = {
         k: float(blind_guess(mean_image[None], images.flatten(0, 1)).best.median())

@@ -93,8 +93,9 @@ class Recorded:
         one = self.transcript
         secret = one.truth.states, one.truth.gradients, one.truth.steps
         return {
-            "algorithm": str(one.algorithm),
-            "stepsize": str(one.stepsize),
+            "algorithm": one.algorithm.spec,
+            "stepsize": one.stepsize.spec,
+            "graph": one.graph.spec,
             "rounds": one.rounds,
             "runs": one.runs,
             "private_start": one.private_start,
@@ -112,12 +113,17 @@ class Recorded:
         save_pair(f"{stem}-truth", tensors, {"kind": "audited images", "accuracy": self.accuracy})
 
     @classmethod
-    def load(cls, stem: str | Path) -> "Recorded":
-        """Read what `save` wrote."""
+    def load(
+        cls,
+        stem: str | Path,
+        algorithm: Mechanism | None = None,
+        stepsize: Stepsize | None = None,
+    ) -> "Recorded":
+        """Read what `save` wrote; algorithm, stepsize: as for `Transcript.load`."""
         tensors, facts = load_pair(f"{stem}-truth", "audited images")
         rounds = sorted(int(name[7:]) for name in tensors if name.startswith("images."))
         return cls(
-            Transcript.load(stem),
+            Transcript.load(stem, algorithm, stepsize),
             {round: tensors[f"images.{round}"] for round in rounds},
             {round: tensors[f"labels.{round}"] for round in rounds},
             tensors["mean_image"],

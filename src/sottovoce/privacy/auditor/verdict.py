@@ -13,6 +13,9 @@ from sottovoce.storage.tensors import load_pair, save_pair
 CONTROL = "control"
 """Who appears as the adversary of a control."""
 
+MEASURES = ("cosine", "relative error", "error", "PSNR", "SSIM", "labels", "recovered")
+"""Headings of `Row.cells`: the third is the summed squared error."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -110,6 +113,20 @@ class Row:
         """How many images were recovered, with the interval and how many were attacked."""
         fewer = "" if self.attacked == self.targets else f", {self.attacked} attacked"
         return f"{self.recovered} of {self.targets} ({self.low:.0%} to {self.high:.0%}){fewer}"
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """What was measured, as text for a table under `MEASURES`."""
+        values = (
+            (self.cosine, ".4f"),
+            (self.relative_error, ".2g"),
+            (self.median_error, ".3g"),
+            (self.psnr, ".1f"),
+            (self.ssim, ".2f"),
+        )
+        shown = ["not finite" if value is None else format(value, form) for value, form in values]
+        shown[1] += "" if self.scale_known else " (scaled)"
+        return (*shown, f"{self.labels_correct}/{self.attacked}", self.share)
 
     def __str__(self) -> str:
         """One line for people who wait."""

@@ -18,7 +18,7 @@ from sottovoce.privacy.readers.matching import (
     sign_free_likelihood,
     squared_distance,
 )
-from sottovoce.privacy.readers.search import Inversion, MatchingProblem, Search
+from sottovoce.privacy.readers.search import Decode, Inversion, MatchingProblem, Search
 
 
 def dlg(
@@ -52,21 +52,12 @@ def dlg(
     problem = MatchingProblem(model, state, gradient, inputs, search or Search())
     hard = None if labels is None else _label_rows(problem, model, labels)
 
-    def decode(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        free = points[:, : inputs.size].view(-1, inputs.batch_size, *inputs.shape)
-        pixels = _in_box(free, inputs) if confined else inputs.pixels(free)
-        if hard is not None:
-            return pixels, hard[rows]
-        scores = points[:, inputs.size :].view(-1, inputs.batch_size, problem.classes)
-        return pixels, scores.softmax(-1)
-
-    joint = inputs.batch_size * problem.classes if hard is None else 0
-    start = problem.normal(inputs.size + joint)
+    start = _normal(problem, hard)
     start[:, : inputs.size] *= 0.2 if confined else spread
     if confined:
         start[:, : inputs.size] += _levels(problem)[:, None]
     with full_precision(gradient.device):
-        return problem.solve(start, decode, squared_distance, 0.0)
+        return problem.solve(start, _decoder(problem, hard, confined), squared_distance, 0.0)
 
 
 def projection(
@@ -137,19 +128,32 @@ def _search_box(
     soft = labels is None and inputs.batch_size > 1
     hard = None if soft else _label_rows(problem, model, labels)
 
+    start = 0.2 * _normal(problem, hard)
+    start[:, : inputs.size] += _levels(problem)[:, None]
+    with full_precision(problem.gradient.device):
+        return problem.solve(start, _decoder(problem, hard, True), mismatch, total_variation)
+
+
+def _normal(problem: MatchingProblem, hard: Tensor | None) -> Tensor:
+    """Draw a starting point for each row: pixels and, without hard labels, label scores."""
+    inputs = problem.inputs
+    scores = inputs.batch_size * problem.classes if hard is None else 0
+    return problem.normal(inputs.size + scores)
+
+
+def _decoder(problem: MatchingProblem, hard: Tensor | None, confined: bool) -> Decode:
+    """Return what turns points of the search into pixels and labels."""
+    inputs = problem.inputs
+
     def decode(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        angles = points[:, : inputs.size].view(-1, inputs.batch_size, *inputs.shape)
-        pixels = _in_box(angles, inputs)
+        free = points[:, : inputs.size].view(-1, inputs.batch_size, *inputs.shape)
+        pixels = _in_box(free, inputs) if confined else inputs.pixels(free)
         if hard is not None:
             return pixels, hard[rows]
         scores = points[:, inputs.size :].view(-1, inputs.batch_size, problem.classes)
         return pixels, scores.softmax(-1)
 
-    free = inputs.batch_size * problem.classes if soft else 0
-    start = 0.2 * problem.normal(inputs.size + free)
-    start[:, : inputs.size] += _levels(problem)[:, None]
-    with full_precision(problem.gradient.device):
-        return problem.solve(start, decode, mismatch, total_variation)
+    return decode
 
 
 def _in_box(angles: Tensor, inputs: Inputs) -> Tensor:

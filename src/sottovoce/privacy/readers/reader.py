@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,15 @@ class Answer:
     labels: Tensor
     gradient: Tensor
     state: Tensor
+
+
+class Asked(NamedTuple):
+    """What every search starts from: estimates (targets, d), and the states they were taken at."""
+
+    model: nn.Module
+    state: Tensor
+    gradient: Tensor
+    inputs: Inputs
 
 
 @dataclass(frozen=True)
@@ -54,12 +63,10 @@ class Reader(ABC):
         # Lengths far from 1 would meet the smallest numbers of float32 in the search.
         if not estimate.scale_known:
             gradient = gradient / gradient.norm(dim=1, keepdim=True).clamp_min(1e-30)
-        return self._invert(model, state, gradient, inputs, spread)
+        return self._invert(Asked(model, state, gradient, inputs), spread)
 
     @abstractmethod
-    def _invert(
-        self, model: nn.Module, state: Tensor, gradient: Tensor, inputs: Inputs, spread: float
-    ) -> Inversion: ...
+    def _invert(self, asked: Asked, spread: float) -> Inversion: ...
 
     def controls(self, answer: Answer) -> dict[str, Estimate]:
         """`exact gradient`, which must give the images away, and `noise`, which must not."""
@@ -86,20 +93,10 @@ class Dlg(Reader):
     def suits(self, model: nn.Module, inputs: Inputs, estimate: Estimate, noisy: bool) -> bool:
         return estimate.signs_known and estimate.scale_known
 
-    def _invert(
-        self, model: nn.Module, state: Tensor, gradient: Tensor, inputs: Inputs, spread: float
-    ) -> Inversion:
-        single = self.confined and inputs.batch_size == 1
-        labels = infer_label(model, gradient).labels if single else None
-        return dlg(
-            model,
-            state,
-            gradient,
-            inputs,
-            labels=labels,
-            confined=self.confined,
-            search=self.search,
-        )
+    def _invert(self, asked: Asked, spread: float) -> Inversion:
+        single = self.confined and asked.inputs.batch_size == 1
+        labels = infer_label(asked.model, asked.gradient).labels if single else None
+        return dlg(*asked, labels=labels, confined=self.confined, search=self.search)
 
 
 @dataclass(frozen=True)
@@ -111,13 +108,9 @@ class Projection(Reader):
     def suits(self, model: nn.Module, inputs: Inputs, estimate: Estimate, noisy: bool) -> bool:
         return estimate.signs_known
 
-    def _invert(
-        self, model: nn.Module, state: Tensor, gradient: Tensor, inputs: Inputs, spread: float
-    ) -> Inversion:
+    def _invert(self, asked: Asked, spread: float) -> Inversion:
         power, smooth = (0.25, 0.01) if spread > WIDE_SPREAD else (1.0, 0.0)
-        return projection(
-            model, state, gradient, inputs, power=power, total_variation=smooth, search=self.search
-        )
+        return projection(*asked, power=power, total_variation=smooth, search=self.search)
 
 
 @dataclass(frozen=True)
@@ -132,15 +125,12 @@ class SmoothProjection(Reader):
     def suits(self, model: nn.Module, inputs: Inputs, estimate: Estimate, noisy: bool) -> bool:
         return estimate.signs_known and noisy
 
-    def _invert(
-        self, model: nn.Module, state: Tensor, gradient: Tensor, inputs: Inputs, spread: float
-    ) -> Inversion:
+    def _invert(self, asked: Asked, spread: float) -> Inversion:
         labels = None
-        if inputs.batch_size == 1:
-            labels = infer_label(model, gradient).ranked[:, : self.search.restarts, None]
-        return projection(
-            model, state, gradient, inputs, labels=labels, total_variation=0.1, search=self.search
-        )
+        if asked.inputs.batch_size == 1:
+            ranked = infer_label(asked.model, asked.gradient).ranked
+            labels = ranked[:, : self.search.restarts, None]
+        return projection(*asked, labels=labels, total_variation=0.1, search=self.search)
 
 
 @dataclass(frozen=True)
@@ -153,12 +143,8 @@ class Magnitude(Reader):
     def suits(self, model: nn.Module, inputs: Inputs, estimate: Estimate, noisy: bool) -> bool:
         return not estimate.signs_known
 
-    def _invert(
-        self, model: nn.Module, state: Tensor, gradient: Tensor, inputs: Inputs, spread: float
-    ) -> Inversion:
-        return sign_free(
-            model, state, gradient, inputs, likelihood=self.likelihood, search=self.search
-        )
+    def _invert(self, asked: Asked, spread: float) -> Inversion:
+        return sign_free(*asked, likelihood=self.likelihood, search=self.search)
 
     def controls(self, answer: Answer) -> dict[str, Estimate]:
         """The magnitudes of the exact gradient, and of noise, each with random signs."""
@@ -192,12 +178,10 @@ class LinearLayer(Reader):
             estimate.signs_known and inputs.batch_size == 1 and dense_first_layer(model) is not None
         )
 
-    def _invert(
-        self, model: nn.Module, state: Tensor, gradient: Tensor, inputs: Inputs, spread: float
-    ) -> Inversion:
-        images = linear_layer(model, gradient, inputs)[:, None]
+    def _invert(self, asked: Asked, spread: float) -> Inversion:
+        images = linear_layer(asked.model, asked.gradient, asked.inputs)[:, None]
         nothing = torch.zeros(len(images), device=images.device)
-        labels = infer_label(model, gradient).labels[:, None]
+        labels = infer_label(asked.model, asked.gradient).labels[:, None]
         return Inversion(images, labels, nothing, nothing, nothing > 0, nothing.long())
 
 
