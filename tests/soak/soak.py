@@ -79,7 +79,7 @@ def optimizer_for(point: nn.Parameter, agents: int, timeout: float) -> sd.Decent
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InsecureSeedWarning)
         return sd.DecentralizedSGD(
-            [point], ring(agents), PDSGD(), STEPSIZE, timeout=timeout, insecure_seed=5
+            [point], PDSGD(), ring(agents), STEPSIZE, timeout=timeout, insecure_seed=5
         )
 
 

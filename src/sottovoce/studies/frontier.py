@@ -23,6 +23,7 @@ from sottovoce.simulation.runner import simulate
 from sottovoce.stepsizes import LAWS, Power, Stepsize
 from sottovoce.storage.execution import Execution
 from sottovoce.storage.identity import code_of
+from sottovoce.storage.store import lock
 from sottovoce.studies.images import Images
 from sottovoce.studies.judging import Verdict, all_hold, judge
 from sottovoce.studies.settings import command_line, option
@@ -136,7 +137,7 @@ def frontier_study(
     first, last = map(int, settings.part.split("/"))
     store, pieces = execution.store(), _pieces(settings, execution)
     done: dict[tuple[Setting, str], dict[str, Any]] = {}
-    with store.lock(shared=True):
+    with lock(store.folder, shared=True):
         for number, (case, (spec, compute)) in enumerate(pieces.items()):
             if stored := store.load(spec):
                 done[case] = stored.facts
