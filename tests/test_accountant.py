@@ -40,6 +40,7 @@ from sottovoce.privacy.accountant import (
 )
 from sottovoce.privacy.adversaries import Adversary, CuriousAgents, Eavesdropper, parse_adversary
 from sottovoce.privacy.message_law import MessageLaw, seen_links
+from sottovoce.privacy.posterior import Seen
 from sottovoce.problems import Quadratic
 from sottovoce.randomness import private_streams
 from sottovoce.simulation.options import Options
@@ -405,7 +406,7 @@ def test_edge_noise_protects_as_its_closed_form_says(graph: Graph) -> None:
 def test_a_curious_agent_knows_the_noise_of_its_own_edges() -> None:
     everything = seen_links(ring(5), Eavesdropper())
     setting = Setting(ring(5), DECOR, CONSTANT)
-    law = MessageLaw(setting, range(1, 5), everything, start="known", own=frozenset([0]))
+    law = MessageLaw(Seen(setting, [1, 2, 3, 4], everything, "known", own=frozenset([0])))
     found = np.linalg.inv(0.55**2 * np.eye(4) + laplacian(path(4).mixing.toarray()))
     for place, agent in enumerate((1, 2, 3, 4)):
         given = law.given_all_else(agent)

@@ -34,6 +34,7 @@ from sottovoce.distributed.recording import AgentRecorder
 from sottovoce.distributed.streams import AgentStreams
 from sottovoce.errors import DistributedError, MessageError, ResultError, SottovoceError
 from sottovoce.randomness import CipherStreams, InsecureSeedWarning, private_streams
+from sottovoce.simulation.transcript import Setting
 
 CPU = torch.device("cpu")
 D = 7
@@ -392,7 +393,7 @@ def test_a_private_deviation_is_no_shared_fact() -> None:
 
 
 def test_recordings_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
-    recorder = AgentRecorder(0, ring(3), "pdsgd", "1/k")
+    recorder = AgentRecorder(0, Setting(ring(3), PDSGD(), Stepsize()), torch.zeros(D))
     with pytest.raises(DistributedError, match="no recorded round"):
         recorder.save(tmp_path / "a")
     for name in ("states", "gradients", "steps"):

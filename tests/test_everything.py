@@ -13,7 +13,7 @@ from sottovoce.storage.execution import Execution
 from sottovoce.studies import everything as module
 from sottovoce.studies.bound import BoundSettings
 from sottovoce.studies.estimation import EstimationSettings
-from sottovoce.studies.everything import EverythingSettings, everything
+from sottovoce.studies.everything import EverythingSettings, reproduce_all
 from sottovoce.studies.learning import LearningSettings
 from sottovoce.studies.study import kinds
 from sottovoce.studies.training import Training
@@ -36,7 +36,7 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def ran(folder: Path, **execution: Any) -> tuple[list[str], list[Any]]:
     """Which studies ran, the others having been reused, and all of them as JSON."""
     said: list[str] = []
-    studies = everything(EverythingSettings(), Execution(folder, say=said.append, **execution))
+    studies = reproduce_all(EverythingSettings(), Execution(folder, say=said.append, **execution))
     names = [line.partition(":")[0] for line in said if line.endswith(": running ...")]
     reused = [line.partition(":")[0] for line in said if ": reused from" in line]
     assert sorted(names + reused) == sorted(study.name for study in studies)
@@ -84,7 +84,7 @@ def test_the_plan_names_studies_and_passes_its_seed_and_device_on(quick: bool) -
 
 def test_everything_refuses_before_it_works(tmp_path: Path) -> None:
     with pytest.raises(SottovoceError, match="model 'huge' is not known"):
-        everything(EverythingSettings(model="huge"), Execution(tmp_path))
+        reproduce_all(EverythingSettings(model="huge"), Execution(tmp_path))
     with pytest.raises(SottovoceError, match=str(tmp_path)):
-        everything(EverythingSettings(data_dir=str(tmp_path)), Execution(tmp_path / "out"))
+        reproduce_all(EverythingSettings(data_dir=str(tmp_path)), Execution(tmp_path / "out"))
     assert not (tmp_path / "out").exists()

@@ -14,7 +14,7 @@ from torch import nn
 
 from sottovoce.graphs import complete, from_matrix, ring
 from sottovoce.problems import Estimation
-from sottovoce.storage.identity import code_of, digest, fingerprint, identity
+from sottovoce.storage.identity import code_of, digest, fingerprint
 
 
 def made(source: str, **around: Any) -> Any:
@@ -141,14 +141,14 @@ def test_what_a_users_module_defines_counts() -> None:
 
 
 def test_the_package_counts_by_name_and_what_it_closes_over() -> None:
-    assert identity(Estimation)["class"] == "sottovoce.problems.estimation.Estimation"
+    assert identity_of(Estimation)["class"] == "sottovoce.problems.estimation.Estimation"
     assert code_of(Estimation) == code_of(Estimation)
-    assert identity(digest)["function"] == "sottovoce.storage.identity.digest"
+    assert identity_of(digest)["function"] == "sottovoce.storage.identity.digest"
 
 
 def test_libraries_count_by_version() -> None:
-    assert identity(nn.Linear)["library"] == f"torch {torch.__version__}"
-    assert identity(torch.nn.functional.cross_entropy)["library"] == f"torch {torch.__version__}"
+    assert identity_of(nn.Linear)["library"] == f"torch {torch.__version__}"
+    assert identity_of(torch.nn.functional.cross_entropy)["library"] == f"torch {torch.__version__}"
 
 
 def test_codes_are_the_same_in_every_process() -> None:
@@ -184,8 +184,8 @@ def test_fingerprints_tell_numbers_shapes_and_types() -> None:
 def test_arrays_count_by_their_numbers() -> None:
     one = np.arange(6.0)
     arrays = [one, one + 1, one.reshape(2, 3), one.astype("float32")]
-    assert len({digest(identity(array)) for array in arrays}) == len(arrays)
-    assert identity(one) == identity(one.copy())
+    assert len({digest(identity_of(array)) for array in arrays}) == len(arrays)
+    assert identity_of(one) == identity_of(one.copy())
 
 
 class Scaled(nn.Module):
@@ -220,15 +220,15 @@ def _hooked(model: Scaled) -> None:
 )
 def test_a_module_counts_with_all_that_it_computes_by(change: Callable[[Scaled], Any]) -> None:
     model = Scaled()
-    assert identity(model) == identity(Scaled())
-    assert identity(model.eval()) == identity(Scaled())
+    assert identity_of(model) == identity_of(Scaled())
+    assert identity_of(model.eval()) == identity_of(Scaled())
     change(model)
-    assert identity(model) != identity(Scaled())
+    assert identity_of(model) != identity_of(Scaled())
 
 
 def test_what_has_no_state_to_show_counts_by_its_class() -> None:
-    assert identity(threading.Lock()) == identity(threading.Lock())
-    assert identity([1, threading.Lock()]) != identity([2, threading.Lock()])
+    assert identity_of(threading.Lock()) == identity_of(threading.Lock())
+    assert identity_of([1, threading.Lock()]) != identity_of([2, threading.Lock()])
 
 
 def test_circles_end() -> None:
@@ -236,7 +236,7 @@ def test_circles_end() -> None:
     circle.append({"again": circle})
     other: list[Any] = [2]
     other.append({"again": other})
-    assert digest(identity(circle)) != digest(identity(other))
+    assert digest(identity_of(circle)) != digest(identity_of(other))
 
 
 def test_a_partial_is_not_its_function() -> None:

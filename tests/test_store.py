@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 import sottovoce.storage.store
 from sottovoce import PDSGD, ModuleProblem, complete, ring, simulate
 from sottovoce.errors import ResultError
-from sottovoce.mechanisms import ScalarShares
+from sottovoce.mechanisms import GradientNoise, Mechanism, Shares
 from sottovoce.problems import Compute, Quadratic
 from sottovoce.simulation.options import Options
 from sottovoce.simulation.result import Result
@@ -385,14 +385,12 @@ def rule(factor: float) -> Any:
     """A user's own share rule, whose name and options say nothing of the factor."""
     source = (
         "@dataclass(frozen=True)\n"
-        "class f(ScalarShares):\n"
-        "    name = 'mine'\n"
-        "    default_stepsize = Stepsize()\n"
-        "    def expected_coefficients(self, routes): return routes.weight\n"
-        "    def coefficients(self, routes, streams, round):\n"
-        f"        return {factor} * routes.weight.expand(len(streams.runs), -1)\n"
+        "class f(GradientNoise):\n"
+        "    def __call__(self, flow):\n"
+        f"        flow.s = {factor} * flow.s\n"
     )
-    return written(source, dataclass=dataclass, ScalarShares=ScalarShares, Stepsize=Stepsize)()
+    part = written(source, dataclass=dataclass, GradientNoise=GradientNoise)()
+    return Mechanism("mine", (part, Shares("weights")))
 
 
 def test_a_rule_whose_code_changed_is_computed_anew(tmp_path: Path) -> None:

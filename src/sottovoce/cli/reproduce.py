@@ -7,7 +7,7 @@ import typer
 
 from sottovoce.cli.fields import command
 from sottovoce.cli.show import print_json, print_table, print_written
-from sottovoce.studies.everything import INTRO, EverythingSettings, everything, verdicts
+from sottovoce.studies.everything import INTRO, EverythingSettings, verdicts
 from sottovoce.studies.study import Study, kinds
 
 _RESULTS = Path("sottovoce-results")

@@ -27,8 +27,8 @@ _COUNTS = 16
 
 
 def shared_facts(
-    graph: Graph,
     algorithm: Mechanism,
+    graph: Graph,
     stepsize: Stepsize,
     shapes: list[tuple[int, ...]],
     dtype: torch.dtype,

@@ -85,8 +85,8 @@ class DecentralizedSGD(torch.optim.Optimizer):
         self._parameters = [p for group in self.param_groups for p in group["params"]]
         self._lay_flat()
         self._facts = shared_facts(
-            self.graph,
             self.algorithm,
+            self.graph,
             self.stepsize,
             [tuple(p.shape) for p in self._parameters],
             self.state_vector.dtype,

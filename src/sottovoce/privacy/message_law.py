@@ -11,7 +11,6 @@ independent, so each is solved on its own; an agent all of whose links are seen 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,7 +24,7 @@ from sottovoce.graphs import Graph
 from sottovoce.mechanisms import Mechanism, shares_edges
 from sottovoce.privacy.adversaries import Adversary, View
 from sottovoce.privacy.columns import Array
-from sottovoce.privacy.posterior import Flags, Group, Posterior, Prior, Start
+from sottovoce.privacy.posterior import Flags, Group, Posterior, Prior, Seen, Start
 from sottovoce.simulation.transcript import Setting
 
 
@@ -62,39 +61,12 @@ class Estimator:
 
 
 class MessageLaw:
-    """All that an adversary on given links can learn about the steps of each agent.
+    """All that an adversary can learn about the steps of each agent from what it sees."""
 
-    rounds: those that are seen, one after the other. links: (receiver, sender) of the seen links,
-    in the order of every estimator's columns. start: what the adversary knows of the states in the
-    first of the rounds: "known" (a common public point), "unknown" (nothing), or the standard
-    deviation of private numbers around a public point. prior: "unknown" (nothing is known about any
-    step) or a number τ: gradients are Gaussian of mean 0 and standard deviation τ. own: agents that
-    are the adversary's, who hold the numbers of their edges.
-    """
-
-    def __init__(
-        self,
-        setting: Setting,
-        rounds: Sequence[int],
-        links: Sequence[tuple[int, int]],
-        *,
-        start: Start = "unknown",
-        prior: Prior = "unknown",
-        own: frozenset[int] = frozenset(),
-    ) -> None:
-        self.setting, self.graph, self.rounds = setting, setting.graph, list(rounds)
-        self.links, self.start, self.prior, self._own = list(links), start, prior, own
-        self.stepsizes = mean_stepsizes(setting, rounds)
-        self._edges = shares_edges(setting.algorithm, setting.graph)
-        for name, value, words in (
-            ("start", start, ("known", "unknown")),
-            ("prior", prior, ("unknown",)),
-        ):
-            number = not isinstance(value, str)
-            if value not in words and not (number and 0 <= float(value) < math.inf):
-                raise PrivacyError(
-                    f"{name} is {value!r}; accepted: {', '.join(words)} or a standard deviation"
-                )
+    def __init__(self, seen: Seen) -> None:
+        self.seen, self.graph, self.rounds = seen, seen.setting.graph, seen.rounds
+        self.stepsizes = seen.stepsizes
+        self._edges = shares_edges(seen.setting.algorithm, self.graph)
         self._groups: dict[int, Group] = {}
 
     @classmethod
@@ -109,8 +81,7 @@ class MessageLaw:
     ) -> MessageLaw:
         """The law of rounds 1 to `rounds` as `adversary` sees them, links as in a transcript."""
         links = seen_links(setting.graph, adversary)
-        seen = range(1, rounds + 1)
-        return cls(setting, seen, links, start=start, prior=prior, own=adversary.own)
+        return cls(Seen(setting, list(range(1, rounds + 1)), links, start, prior, adversary.own))
 
     @classmethod
     def of(
@@ -134,8 +105,7 @@ class MessageLaw:
             setting = Setting(setting.graph, algorithm, setting.stepsize, setting.private_start)
         count = len(view.sender) // setting.algorithm.exchanges
         ends = zip(view.receiver[:count].tolist(), view.sender[:count].tolist(), strict=True)
-        own = frozenset(view.inside)
-        return cls(setting, view.rounds, list(ends), start=start, prior=prior, own=own)
+        return cls(Seen(setting, view.rounds, list(ends), start, prior, frozenset(view.inside)))
 
     @property
     def noisy(self) -> bool:
@@ -157,14 +127,16 @@ class MessageLaw:
         weights, identified = group.solution(agent)
         at = [self.rounds.index(k) for k in wanted]
         on_messages, on_start = group.on_messages(weights[at])
-        exchanges = self.setting.algorithm.exchanges
-        on_messages = on_messages.reshape(len(at), len(self.rounds), exchanges * len(self.links))
+        exchanges = self.seen.setting.algorithm.exchanges
+        on_messages = on_messages.reshape(
+            len(at), len(self.rounds), exchanges * len(self.seen.links)
+        )
         scale = self.stepsizes[at, agent]
         return Estimator(
             agent,
             wanted,
             on_messages * scale[:, None, None],
-            on_start * scale * (self.start != "unknown"),
+            on_start * scale * (self.seen.start != "unknown"),
             identified[at],
         )
 
@@ -189,39 +161,34 @@ class MessageLaw:
 
     def sees_all_of(self, agents: Sequence[int]) -> bool:
         """Whether every message from and to these agents is seen."""
-        routes, seen = self.graph.routes(), set(self.links)
+        routes, seen = self.graph.routes(), set(self.seen.links)
         ends = zip(routes.receiver.tolist(), routes.sender.tolist(), strict=True)
         return all((i, j) in seen for i, j in ends if i != j and ({i, j} & set(agents)))
 
     def _group(self, agent: int) -> Group:
-        self.graph.neighbours(agent) if 0 <= agent < self.graph.agents else self._refuse(agent)
+        if not 0 <= agent < self.graph.agents:
+            raise PrivacyError(
+                f"there is no agent {agent}; agents are 0 to {self.graph.agents - 1}"
+            )
         if agent not in self._groups:
             agents = self._joined(agent)
-            self._groups |= dict.fromkeys(agents, Group(self, agents))
+            self._groups |= dict.fromkeys(agents, Group(self.seen, agents))
         return self._groups[agent]
 
     def _joined(self, agent: int) -> list[int]:
         """The agents joined to `agent` by unseen links or by edges' numbers, ascending."""
-        routes, seen = self.graph.routes(), set(self.links)
+        routes, seen = self.graph.routes(), set(self.seen.links)
         ends = zip(routes.receiver.tolist(), routes.sender.tolist(), strict=True)
         hidden = np.array(
             [
                 (i, j)
                 for i, j in ends
-                if (i, j) not in seen or (self._edges and not self.own & {i, j})
+                if (i, j) not in seen or (self._edges and not self.seen.own & {i, j})
             ]
         ).T
         joined = sparse.coo_array((np.ones(hidden.shape[1]), hidden), (self.graph.agents,) * 2)
         _, label = sparse.csgraph.connected_components(joined, directed=False)
         return [int(one) for one in np.flatnonzero(label == label[agent])]
-
-    def _refuse(self, agent: int) -> None:
-        raise PrivacyError(f"there is no agent {agent}; agents are 0 to {self.graph.agents - 1}")
-
-    @property
-    def own(self) -> frozenset[int]:
-        """The adversary's own agents."""
-        return self._own
 
 
 def seen_links(graph: Graph, adversary: Adversary) -> list[tuple[int, int]]:
@@ -237,12 +204,3 @@ def seen_links(graph: Graph, adversary: Adversary) -> list[tuple[int, int]]:
     routes = graph.routes()
     pairs = zip(routes.receiver.tolist(), routes.sender.tolist(), strict=True)
     return [(i, j) for i, j in pairs if i != j and (not own or own & {i, j})]
-
-
-def mean_stepsizes(setting: Setting, rounds: Sequence[int]) -> Array:
-    """The public means λ̄, (rounds, agents), all above 0."""
-    agents, stepsize = range(setting.graph.agents), setting.stepsize
-    means = np.array([[stepsize.mean(k, j) for j in agents] for k in rounds], dtype=np.float64)
-    if not (np.isfinite(means).all() and (means > 0).all()):
-        raise PrivacyError("a mean stepsize is not positive; the accountant needs all above 0")
-    return means

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.errors import PrivacyError
 from sottovoce.privacy.columns import Array, play
-
-if TYPE_CHECKING:
-    from sottovoce.privacy.message_law import MessageLaw
+from sottovoce.simulation.transcript import Setting
 
 Flags = NDArray[np.bool_]
 Start = Literal["known", "unknown"] | float
@@ -42,6 +41,46 @@ class Posterior:
     exact: bool
 
 
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What an adversary sees and knows.
+
+    rounds: those that are seen, one after the other. links: (receiver, sender) of the seen links,
+    in the order of every estimator's columns. start: what is known of the states in the first of
+    the rounds: "known" (a common public point), "unknown" (nothing), or the standard deviation of
+    private numbers around a public point. prior: "unknown" (nothing is known about any step) or a
+    number τ: gradients are Gaussian of mean 0 and standard deviation τ. own: the adversary's
+    agents, who hold the numbers of their edges.
+    """
+
+    setting: Setting
+    rounds: list[int]
+    links: list[tuple[int, int]]
+    start: Start = "unknown"
+    prior: Prior = "unknown"
+    own: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        for name, value, words in (
+            ("start", self.start, ("known", "unknown")),
+            ("prior", self.prior, ("unknown",)),
+        ):
+            number = not isinstance(value, str)
+            if value not in words and not (number and 0 <= float(value) < math.inf):
+                raise PrivacyError(
+                    f"{name} is {value!r}; accepted: {', '.join(words)} or a standard deviation"
+                )
+
+    @cached_property
+    def stepsizes(self) -> Array:
+        """The public means λ̄, (rounds, agents), all above 0."""
+        agents, stepsize = range(self.setting.graph.agents), self.setting.stepsize
+        means = np.array([[stepsize.mean(k, j) for j in agents] for k in self.rounds])
+        if not (np.isfinite(means).all() and (means > 0).all()):
+            raise PrivacyError("a mean stepsize is not positive; the accountant needs all above 0")
+        return means.astype(np.float64)
+
+
 class Group:
     """Agents joined by unseen links, and the rows y of their played law.
 
@@ -49,13 +88,13 @@ class Group:
     unknowns: gradients s / λ̄.
     """
 
-    def __init__(self, law: MessageLaw, agents: list[int]) -> None:
-        self.agents, self.rounds = agents, law.rounds
-        self.start, self.prior = law.start, law.prior
-        self.means, self._links = law.stepsizes[:, agents], len(law.links)
+    def __init__(self, seen: Seen, agents: list[int]) -> None:
+        self.agents, self.rounds = agents, seen.rounds
+        self.start, self.prior = seen.start, seen.prior
+        self.means, self._links = seen.stepsizes[:, agents], len(seen.links)
         self.local = {agent: place for place, agent in enumerate(agents)}
-        self._law = play(law.setting, agents, law.rounds, law.links, law.own)
-        exchanges = law.setting.algorithm.exchanges
+        self._law = play(seen.setting, agents, seen.rounds, seen.links, seen.own)
+        exchanges = seen.setting.algorithm.exchanges
         self._scale = np.ones(len(self._law.on_start))
         for block in self._law.blocks:
             self._scale[block.rows] = 1.0 / self.means[block.exchange // exchanges, block.sender]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sottovoce.errors import ProblemError
 from sottovoce.randomness import Streams
-from sottovoce.storage.identity import code_of, identity
+from sottovoce.storage.identity import code_of
 
 WORK_BYTES = 1 << 18
 
@@ -54,7 +54,7 @@ class Problem(ABC):
             "code": code_of(type(self)),
             "dtype": str(self.dtype),
             "device": str(self.device),
-            "state": {name: identity(one, seen) for name, one in kept.items()},
+            "state": {name: identity_of(one, seen) for name, one in kept.items()},
         }
 
     def start(self, runs: range, streams: Streams) -> Tensor:

@@ -20,7 +20,7 @@ from sottovoce.problems.gradients.layout import ParameterLayout, refuse_running_
 from sottovoce.problems.gradients.memory import free_memory
 from sottovoce.problems.gradients.methods import Compute, Loss, ReplicaGradients
 from sottovoce.randomness import Streams
-from sottovoce.storage.identity import identity
+from sottovoce.storage.identity import identity_of
 
 Samples = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
 _EVALUATED_AT_ONCE = 500
@@ -191,7 +191,7 @@ class ModuleProblem(Problem):
             with torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(0)
                 self.initialise(model, 0)
-        return {**super().spec, "module": identity(model)}
+        return {**super().spec, "module": identity_of(model)}
 
     def describe(self) -> dict[str, Any]:
         return {

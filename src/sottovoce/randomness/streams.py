@@ -38,9 +38,9 @@ class Streams(ABC):
     def part(self, runs: slice, agents: slice) -> "Streams":
         """The same numbers for some runs and agents alone."""
 
-    @abstractmethod
     def renumbered(self, agents: Sequence[int]) -> "Streams":
         """Streams of other numbers in place of the agents', under the same keys."""
+        raise SottovoceError(f"{type(self).__name__} has no numbers that two agents share")
 
     @abstractmethod
     def uniform(

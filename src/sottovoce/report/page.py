@@ -5,8 +5,8 @@ from functools import cache
 from html import escape
 from importlib.resources import files
 
-from sottovoce import __version__
 from sottovoce.report.blocks import Html, Section
+from sottovoce.storage.identity import package_version
 
 # A browser that keeps this policy cannot ask another host for anything; Vega compiles its
 # expressions, which counts as evaluation.
@@ -38,13 +38,13 @@ def assemble(title: str, lead: Html, sections: Sequence[Section], footer: Html =
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta name="generator" content="sottovoce {escape(__version__)}">\n'
+        f'<meta name="generator" content="sottovoce {escape(package_version())}">\n'
         f'<title>{escape(title)}</title>\n<link rel="icon" href="{_ICON}">\n'
         f"<style>{_resource('page.css')}</style>\n</head>\n<body>\n"
         '<a class="skip" href="#content">Skip to the content</a>\n'
         f"<header><h1>{escape(title)}</h1>{lead}{contents}</header>\n"
         f'<main id="content">{body}</main>\n'
-        f"<footer>{footer}<p>Made by sottovoce {escape(__version__)}. This file is whole: it asks "
+        f"<footer>{footer}<p>Made by sottovoce {escape(package_version())}. This file is whole: it asks "
         "no other host for anything.</p></footer>\n"
         f"{script if drawn else ''}\n</body>\n</html>\n"
     )

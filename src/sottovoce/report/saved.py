@@ -112,7 +112,12 @@ def _result_section(path: Path) -> Section:
     for name in result.metrics:
         band = result.band(name)
         spread = (band.low.tolist(), band.high.tolist()) if runs > 1 else (None, None)
-        series = Series(str(facts["algorithm"]["name"]), result.rounds, band.mean.tolist(), *spread)
+        series = Series(
+            str(facts["algorithm"].get("mechanism") or facts["algorithm"]["name"]),
+            result.rounds,
+            band.mean.tolist(),
+            *spread,
+        )
         title = name.replace("_", " ")
         body += chart(
             line_chart(

@@ -63,10 +63,10 @@ def code_of(thing: Any) -> str:
 
     A function or class of the package counts by its name, since the version is in every key.
     """
-    return digest(identity(thing))
+    return digest(identity_of(thing))
 
 
-def identity(value: Any, seen: Seen | None = None) -> Any:
+def identity_of(value: Any, seen: Seen | None = None) -> Any:
     """JSON that differs wherever `value` could give other numbers.
 
     Objects count by the `spec` that they have, else by their class and state; one that shows no
@@ -83,31 +83,31 @@ def identity(value: Any, seen: Seen | None = None) -> Any:
         return {"library": value.__name__}
     if isinstance(value, types.CodeType):
         names = (value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars)
-        return [value.co_code.hex(), value.co_flags, identity([value.co_consts, *names])]
+        return [value.co_code.hex(), value.co_flags, identity_of([value.co_consts, *names])]
     if isinstance(value, tuple):
-        return [identity(one, seen) for one in value]
+        return [identity_of(one, seen) for one in value]
     if isinstance(value, set | frozenset):
-        return {"set": sorted((identity(one, seen) for one in value), key=canonical)}
+        return {"set": sorted((identity_of(one, seen) for one in value), key=canonical)}
     if id(value) in seen:
         return {"again": seen[id(value)][0]}
     seen[id(value)] = len(seen), value  # The object is held: its id stays its own.
     if isinstance(value, list):
-        return [identity(one, seen) for one in value]
+        return [identity_of(one, seen) for one in value]
     if isinstance(value, dict | types.MappingProxyType):
-        named = {canonical(identity(key)): one for key, one in value.items()}
-        return {"dict": [[name, identity(named[name], seen)] for name in sorted(named)]}
+        named = {canonical(identity_of(key)): one for key, one in value.items()}
+        return {"dict": [[name, identity_of(named[name], seen)] for name in sorted(named)]}
     if isinstance(value, type):
         return _class(value, seen)
     if isinstance(value, types.FunctionType):
         return _function(value, seen)
     if isinstance(value, types.MethodType | types.BuiltinMethodType):
         code = getattr(value, "__func__", value.__module__)
-        return {"method": value.__qualname__, "of": identity([value.__self__, code], seen)}
+        return {"method": value.__qualname__, "of": identity_of([value.__self__, code], seen)}
     if isinstance(value, nn.Module):
         return _module(value, seen)
     if isinstance(spec := getattr(value, "spec", None), dict):
-        return {"spec": spec, "type": identity(type(value), seen)}
-    return {"object": identity(type(value), seen), "state": identity(_state(value), seen)}
+        return {"spec": spec, "type": identity_of(type(value), seen)}
+    return {"object": identity_of(type(value), seen), "state": identity_of(_state(value), seen)}
 
 
 def _library(module: str | None) -> str | None:
@@ -125,7 +125,7 @@ def _function(function: types.FunctionType, seen: Seen) -> Any:
     code, around = function.__code__, function.__globals__
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
     filled = {n: cell.cell_contents for n, cell in cells.items() if cell != types.CellType()}
-    found = {"bound": identity([function.__defaults__, function.__kwdefaults__, filled], seen)}
+    found = {"bound": identity_of([function.__defaults__, function.__kwdefaults__, filled], seen)}
     if library := _library(function.__module__):
         name = f"{function.__module__}.{function.__qualname__}"
         return found | {"function": name, "library": library}
@@ -134,7 +134,7 @@ def _function(function: types.FunctionType, seen: Seen) -> Any:
     for name, one in used.items():
         if isinstance(one, types.ModuleType) and _library(one.__name__) is None:
             used[name] = {inner: vars(one)[inner] for inner in names & {*vars(one)}}
-    return found | {"code": identity(code), "globals": identity(used, seen)}
+    return found | {"code": identity_of(code), "globals": identity_of(used, seen)}
 
 
 def _names(code: types.CodeType) -> set[str]:
@@ -151,7 +151,11 @@ def _class(kind: type, seen: Seen) -> Any:
         for name, member in vars(kind).items()
         if name != "_abc_impl" and (not name.startswith("__") or isinstance(member, _DEFINED))
     }
-    return {"class": name, "bases": identity(kind.__bases__, seen), "is": identity(members, seen)}
+    return {
+        "class": name,
+        "bases": identity_of(kind.__bases__, seen),
+        "is": identity_of(members, seen),
+    }
 
 
 def _module(model: nn.Module, seen: Seen) -> Any:
@@ -163,7 +167,7 @@ def _module(model: nn.Module, seen: Seen) -> Any:
     tensors = [*model.named_parameters(), *model.named_buffers()]
     return {
         "module": str(model),
-        "layers": identity(layers, seen),
+        "layers": identity_of(layers, seen),
         "state": {name: fingerprint(tensor) for name, tensor in tensors},
         "frozen": [name for name, weight in model.named_parameters() if not weight.requires_grad],
     }

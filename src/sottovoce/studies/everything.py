@@ -39,7 +39,7 @@ class EverythingSettings:
     insecure_seed: int | None = option(None, "Make the private numbers repeatable (studies only).")
 
 
-def everything(
+def reproduce_all(
     settings: EverythingSettings | None = None, execution: Execution | None = None
 ) -> list[Study]:
     """Every figure and table on one page; continues where it was stopped.
