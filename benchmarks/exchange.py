@@ -88,7 +88,7 @@ def measure(
     graph: Graph, algorithm: Mechanism, stepsize: Stepsize, dimension: int, rounds: int
 ) -> dict[str, float]:
     point = nn.Parameter(torch.randn(dimension))
-    optimizer = sd.DecentralizedSGD([point], graph, algorithm, stepsize)
+    optimizer = sd.DecentralizedSGD([point], algorithm, graph, stepsize)
     point.grad = torch.randn(dimension)
     kinds = {"bare": Bare(graph.neighbours(dist.get_rank()), optimizer.bytes_per_message)}
     kinds |= {"round": optimizer}

@@ -466,6 +466,24 @@ def test_interruption_is_no_traceback(run: CommandLine, monkeypatch: pytest.Monk
     assert (done.code, done.out, done.err.strip()) == (130, "", "interrupted")
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OverflowError("1e400"), "a number is too large: 1e400"),
+        (MemoryError("7 TiB"), "not enough memory: 7 TiB"),
+        (PermissionError("x.json"), "cannot read or write: x.json"),
+    ],
+)
+def test_limits_of_the_machine_are_one_line(
+    run: CommandLine, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+) -> None:
+    def fail(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli_app, "app", fail)
+    assert run("graph", "ring:5") == (2, "", said + "\n")
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_training_says_one_line(number: int) -> None:

@@ -16,14 +16,14 @@ from sottovoce.errors import ProblemError
 from sottovoce.kernels import convolution, philox, usable
 from sottovoce.kernels.convolution import After
 from sottovoce.kernels.mixing import mix_
-from sottovoce.mechanisms import NoisyDSGD, ScalarShares
+from sottovoce.mechanisms import Clock, Flow, Mechanism, NoisyDSGD
 from sottovoce.problems import Compute
 from sottovoce.problems.data.models import paper_cnn
 from sottovoce.problems.gradients.convolution import FusedStack
 from sottovoce.problems.gradients.layout import ParameterLayout
 from sottovoce.randomness import DeviceStreams
 from sottovoce.simulation.options import Options
-from sottovoce.simulation.rounds import DenseMixer, InPlaceUpdate
+from sottovoce.simulation.rounds import DenseMixer, Kernel
 from sottovoce.stepsizes import Deterministic, Uniform
 
 CPU = torch.device("cpu")
@@ -119,19 +119,28 @@ def update_case(
     return streams, stepsize, state, gradient
 
 
-def check_update(device: torch.device, d: int, algorithm: ScalarShares, random: bool) -> None:
+def flow_of(
+    streams: DeviceStreams, stepsize: Stepsize, state: Tensor, gradient: Tensor, round: int
+) -> Flow:
+    routes = ring(5).routes().to(state.device)
+    return Flow(state, gradient.clone(), routes, streams, stepsize, Clock(round))
+
+
+def check_update(device: torch.device, d: int, algorithm: Mechanism, random: bool) -> None:
     """One kernel for all against steps, then a product with W and one with B in float64."""
     streams, stepsize, state, gradient = update_case(device, d, random)
     graph = ring(5)
-    routes = graph.routes().to(device)
-    shares = None if algorithm.keeps_whole_step else algorithm.coefficients(routes, streams, 3)
-    step = gradient.clone()
+    flow = flow_of(streams, stepsize, state, gradient, 3)
+    for part in algorithm.at("gradient"):
+        part(flow)
+    flow.s, step = gradient, flow.s.clone()
+    shares = algorithm.split.coefficients(flow)[..., 0]
     stepsize.scale_(step, streams, 3)
     expected = torch.empty_like(state, dtype=torch.float64)
     mixer = DenseMixer(graph, 3, torch.float64, device)
     mixer.combine(state.double(), step.double(), expected, shares)
     bad = torch.zeros(3, 5, dtype=torch.int32, device=device)
-    InPlaceUpdate(graph, streams, stepsize).advance_(state, gradient, shares, 3, bad)
+    Kernel(algorithm, graph, flow).advance_(flow, bad)
     assert (state - expected).abs().max() < 4e-6
     assert not bad.any()
 
@@ -148,13 +157,16 @@ def test_the_update_in_place_notes_who_became_non_finite_and_when():
 
 def check_non_finite(device: torch.device) -> None:
     streams, stepsize, state, gradient = update_case(device, 50, True)
-    update = InPlaceUpdate(ring(5), streams, stepsize)
+    flow = flow_of(streams, stepsize, state, gradient, 4)
+    update = Kernel(DSGD(), ring(5), flow)
     bad = torch.zeros(3, 5, dtype=torch.int32, device=device)
     gradient[1, 2, 17] = torch.inf
-    update.advance_(state, gradient.clone(), None, 4, bad)
+    flow.s = gradient.clone()
+    update.advance_(flow, bad)
     assert bad.nonzero().tolist() == [[1, 2]]
     assert bad[1, 2] == 4
-    update.advance_(state, gradient.clone(), None, 5, bad)
+    flow.at, flow.s = Clock(5), gradient.clone()
+    update.advance_(flow, bad)
     assert bad[1, 1:4].tolist() == [5, 4, 5]
     assert not bad[::2].any()
 
@@ -166,7 +178,8 @@ def test_agents_with_stepsizes_of_their_own_are_scaled_before_the_update():
     expected -= torch.tensor(scales)[:, None] * gradient
     stepsize = Stepsize(Power(scales), Deterministic())
     bad = torch.zeros(3, 5, dtype=torch.int32)
-    InPlaceUpdate(ring(5), streams, stepsize).advance_(state, gradient, None, 1, bad)
+    flow = flow_of(streams, stepsize, state, gradient, 1)
+    Kernel(DSGD(), ring(5), flow).advance_(flow, bad)
     torch.testing.assert_close(state, expected)
 
 

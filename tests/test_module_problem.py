@@ -390,3 +390,17 @@ def test_frozen_layers_stay_and_the_others_train():
     loss = result.metric("training_loss")[:, 0]
     assert loss[-1] < 0.7 * loss[0]
     assert torch.equal(model[1].weight, before)
+
+
+def test_a_set_for_all_agents_is_read_once():
+    class Counted(Stream):
+        read = 0
+
+        def __iter__(self):
+            type(self).read += 1
+            return super().__iter__()
+
+    stream = Counted(list(zip(*blobs(1)[0], strict=True)))
+    problem = ModuleProblem(dense(), cross_entropy, [stream] * 5, DataLoader(stream, batch_size=9))
+    assert Counted.read == 2
+    assert problem.describe()["samples"] == [40] * 5

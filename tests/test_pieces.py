@@ -112,7 +112,7 @@ def test_the_same_pieces_are_reused(tmp_path):
         {"stepsize": Stepsize(per="agent")},
         {"stepsize": Stepsize(deviation=PrivateDeviation(5))},
     ],
-    ids=str,
+    ids=lambda change: " ".join(map(str, [*change, len(repr(change)) % 97])),
 )
 def test_other_settings_are_computed_anew(change, tmp_path):
     assert changed(tmp_path, **change)

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.nn.functional import cross_entropy
 import sottovoce.storage.store
 from sottovoce import PDSGD, ModuleProblem, complete, ring, simulate
 from sottovoce.errors import ResultError
+from sottovoce.mechanisms import ScalarShares
 from sottovoce.problems import Compute, Quadratic
 from sottovoce.simulation.options import Options
 from sottovoce.simulation.result import Result
@@ -46,8 +48,8 @@ def test_what_is_saved_is_found_by_its_spec(tmp_path: Path) -> None:
 def test_without_a_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     store = Store(None)
-    with store.lock():
-        store.save(SPEC, TENSORS)
+    with lock(None):
+        store.save(SPEC, TENSORS, {})
     assert store.load(SPEC) is None
     assert not list(tmp_path.iterdir())
 
@@ -62,7 +64,7 @@ def test_a_fresh_store_finds_its_own_entries_alone(tmp_path: Path) -> None:
     entry(tmp_path)
     store = Execution(tmp_path, fresh=True).store()
     assert store.load(SPEC) is None
-    store.save(SPEC, {"x": torch.zeros(1)})
+    store.save(SPEC, {"x": torch.zeros(1)}, {})
     assert store.load(SPEC) is not None
     found = Store(tmp_path).load(SPEC)
     assert found is not None
@@ -77,7 +79,7 @@ def test_it_says_what_was_reused(tmp_path: Path, capsys: pytest.CaptureFixture[s
     store.load({"kind": "other"})
     store.report("thing", "things")
     store.report("thing", "things")
-    store.report("other")
+    store.report("other", "others")
     assert capsys.readouterr().err == f"reused 1 of 3 things from {tmp_path}\n"
 
 
@@ -86,7 +88,7 @@ def test_damaged_and_foreign_entries_are_refused_by_name(damage: str, tmp_path: 
     path = entry(tmp_path)
     content = path.read_bytes()
     if damage == "renamed":
-        Store(tmp_path).save({**SPEC, "answer": 43}, TENSORS)
+        Store(tmp_path).save({**SPEC, "answer": 43}, TENSORS, {})
         (other,) = set(tmp_path.glob("thing-*")) - {path}
         other.replace(path)
     elif damage == "plain":
@@ -377,3 +379,34 @@ def test_weights_count_unless_they_are_replaced(tmp_path: Path) -> None:
     assert not said
     run(store, start, ("model", lambda: linear(0.2)))
     assert len(said) == 1
+
+
+def rule(factor: float) -> Any:
+    """A user's own share rule, whose name and options say nothing of the factor."""
+    source = (
+        "@dataclass(frozen=True)\n"
+        "class f(ScalarShares):\n"
+        "    name = 'mine'\n"
+        "    default_stepsize = Stepsize()\n"
+        "    def expected_coefficients(self, routes): return routes.weight\n"
+        "    def coefficients(self, routes, streams, round):\n"
+        f"        return {factor} * routes.weight.expand(len(streams.runs), -1)\n"
+    )
+    return written(source, dataclass=dataclass, ScalarShares=ScalarShares, Stepsize=Stepsize)()
+
+
+def test_a_rule_whose_code_changed_is_computed_anew(tmp_path: Path) -> None:
+    said: list[str] = []
+    store = Store(tmp_path, say=said.append)
+    found = [run(store, ("algorithm", lambda f=factor: rule(f))) for factor in (1.0, 0.5)]
+    assert not said
+    assert not same(*found)
+    assert same(run(store, ("algorithm", lambda: rule(0.5))), found[1])
+    assert said == [f"reused all 3 rounds of runs 0 to 1 from {tmp_path}"]
+
+
+def test_without_a_seed_what_was_drawn_is_kept(tmp_path: Path) -> None:
+    unseeded = ("insecure_seed", lambda: None)
+    first = run(Store(tmp_path), unseeded)
+    assert same(run(Store(tmp_path), unseeded), first)
+    assert not same(run(Store(tmp_path, fresh=True), unseeded), first)

@@ -59,8 +59,8 @@ def equality(folder: Path) -> None:
         point = nn.Parameter(torch.zeros(case.problem.dimension, dtype=torch.float64))
         optimizer = insecure_optimizer(
             [point],
-            case.graph,
             case.algorithm,
+            case.graph,
             case.stepsize,
             private_start=case.private_start,
             record=True,
@@ -93,7 +93,7 @@ def wire(folder: Path) -> None:
         start = torch.randn(case.problem.dimension, generator=generator, dtype=torch.float64)
         point = nn.Parameter(start)
         optimizer = insecure_optimizer(
-            [point], case.graph, case.algorithm, case.stepsize, record=True, timeout=60
+            [point], case.algorithm, case.graph, case.stepsize, record=True, timeout=60
         )
         gradient = own_gradient(case, agent)
         for round in range(1, 4):
@@ -214,7 +214,7 @@ def mismatch(folder: Path) -> None:
         refused(
             seen,
             name,
-            lambda: sd.DecentralizedSGD([point], graph, algorithm, stepsize, timeout=30),  # noqa: B023
+            lambda: sd.DecentralizedSGD([point], algorithm, graph, stepsize, timeout=30),  # noqa: B023
         )
     (folder / f"mismatch-{agent}.json").write_text(json.dumps(seen))
 

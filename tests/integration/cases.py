@@ -1,33 +1,71 @@
 """The trainings that tests and their agents both know."""
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
 
 import torch
 
 from sottovoce import (
     DSGD,
     PDSGD,
-    Algorithm,
     Custom,
     Deterministic,
     Estimation,
     Experiment,
+    Flow,
     Graph,
     Logistic,
+    Mechanism,
     NoisyDSGD,
+    Part,
+    Place,
     Power,
     PrivateDeviation,
     Problem,
     Quadratic,
+    Scope,
+    Shares,
     Stepsize,
     Uniform,
     ZeroSumDSGD,
     erdos_renyi,
+    parse_algorithm,
     ring,
     star,
 )
 
 ROUNDS = 50
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from own_mechanism import drowned  # noqa: E402
+
+
+@dataclass(frozen=True)
+class EdgeNoise(Part):
+    """Noise that both ends of an edge hold, which cancels between them."""
+
+    place: ClassVar[Place] = "step"
+
+    def __call__(self, flow: Flow) -> None:
+        drawn = flow.normal(Scope.EDGE, "edge noise") * flow.routes.sign[:, None]
+        flow.s = flow.s + 0.1 * flow.over_routes(drawn)
+
+
+@dataclass(frozen=True)
+class Accelerated(Part):
+    """Gossip with memory over several exchanges a round."""
+
+    place: ClassVar[Place] = "state"
+
+    def __call__(self, flow: Flow) -> None:
+        if flow.at.inner:
+            flow.x = 1.3 * flow.x - 0.3 * flow.memory["before"]
+        flow.memory["before"] = (flow.before if flow.at.inner else flow.x).clone()
+
+
+EDGES = Mechanism("edges", (EdgeNoise(), Shares("weights")))
+GOSSIP = Mechanism("gossip", (Shares("weights"), Accelerated()), exchanges=3)
 HALF = Power(0.5, 0.75)
 CONSTANT = Stepsize(Power(0.05, 0.0), Uniform())
 TRAINING_DIMENSION = 100
@@ -36,7 +74,7 @@ TRAINING_DIMENSION = 100
 @dataclass(frozen=True)
 class Case:
     problem: Problem
-    algorithm: Algorithm
+    algorithm: Mechanism
     graph: Graph
     stepsize: Stepsize
     private_start: float = 0.0
@@ -65,6 +103,10 @@ def equality_cases() -> dict[str, Case]:
     cases["deviating"] = Case(quadratic, PDSGD("dirichlet"), erdos, deviating)
     cases["one-number"] = Case(quadratic, PDSGD(), erdos, Stepsize(HALF, Uniform(), "agent"))
     cases["own-scales"] = Case(quadratic, PDSGD("equal"), ring(5), Stepsize(scales, Uniform()))
+    cases["own-mechanism"] = Case(quadratic, drowned(0.3), star(5), random)
+    cases["parts"] = Case(quadratic, parse_algorithm("gradient-noise:0.1+pdsgd"), erdos, random)
+    cases["edges"] = Case(quadratic, EDGES, erdos, plain)
+    cases["exchanges"] = Case(quadratic, GOSSIP, ring(5), plain)
     cases["private-start"] = Case(quadratic, ZeroSumDSGD(0.1), ring(5), plain, 0.3)
     return cases
 
@@ -82,7 +124,7 @@ def wire_cases() -> dict[str, Case]:
     }
 
 
-Start = tuple[int, torch.dtype, Graph, Algorithm, Stepsize | None]
+Start = tuple[int, torch.dtype, Graph, Mechanism, Stepsize | None]
 
 
 def mismatches() -> dict[str, tuple[Start, Start]]:

@@ -14,10 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from sottovoce import DSGD, NoisyDSGD, Recording, simulate
+from sottovoce import Recording, simulate
 from sottovoce.distributed import join_recordings
 from sottovoce.distributed.frames import HEADER_BYTES, TRAILER_BYTES
-from sottovoce.mechanisms import has_scalar_shares
+from sottovoce.mechanisms.flow import Clock, Flow
+from sottovoce.mechanisms.reference import split_step
 from sottovoce.randomness import private_streams
 from sottovoce.simulation.options import Options
 from sottovoce.storage.tensors import read_tensors
@@ -73,9 +74,21 @@ def test_processes_give_the_simulator_s_iterates_bit_for_bit(five: Path, name: s
             exact=True,
         ),
     )
-    expected, got = result.transcript, join_recordings([five / f"{name}-{a}" for a in range(5)])
+    expected, got = (
+        result.transcript,
+        join_recordings(
+            [five / f"{name}-{a}" for a in range(5)],
+            case.algorithm if name in ("own-mechanism", "edges", "exchanges") else None,
+        ),
+    )
     assert expected is not None
     assert got.rounds == expected.rounds
+    assert got.setting.private_start == expected.setting.private_start == case.private_start
+    assert (got.start is None) == (expected.start is None)
+    if expected.start is not None:
+        assert torch.equal(bits(got.start), bits(expected.start))
+    assert got.algorithm.spec == expected.algorithm.spec
+    assert got.stepsize.spec == expected.stepsize.spec
     assert torch.equal(got.sender, expected.sender)
     assert torch.equal(got.receiver, expected.receiver)
     assert torch.equal(bits(got.messages), bits(expected.messages))
@@ -107,7 +120,7 @@ def test_a_round_sends_degree_messages_of_d_numbers_and_few_bytes_more(
             assert payload < size <= payload + 256
             payloads = {m[round][HEADER_BYTES:-TRAILER_BYTES] for m in messages.values()}
             # On a ring all weights are equal, and these two have equal shares for all neighbours.
-            equal = isinstance(case.algorithm, (DSGD, NoisyDSGD))
+            equal = name in ("dsgd", "noisy")
             assert len(payloads) == (1 if equal else len(messages))
 
 
@@ -130,10 +143,11 @@ def test_private_numbers_never_appear_on_the_wire(five: Path, name: str) -> None
             stepsizes = torch.ones(1, 1, case.problem.dimension, dtype=torch.float64)
             case.stepsize.scale_(stepsizes, streams, at + 1)
             steps = truth.steps[at, :, agent : agent + 1]
-            shares = case.algorithm.shares(steps, routes, streams, at + 1, case.stepsize)
-            parts = torch.empty(0)
-            if has_scalar_shares(case.algorithm):
-                parts = case.algorithm.coefficients(routes, streams, at + 1)
+            flow = Flow(steps, steps, routes, streams, case.stepsize, Clock(at + 1))
+            split_step(case.algorithm, flow)
+            shares, parts = flow.shares, torch.empty(0)
+            if case.algorithm.split.scalar:
+                parts = case.algorithm.split.coefficients(flow)
             weighted = truth.states[at, 0, agent] * routes.weight.unsqueeze(1)
             for secret in (
                 truth.states[at, 0, agent],
@@ -283,7 +297,7 @@ def test_the_example_trains_in_its_own_loop(tmp_path: Path) -> None:
 
 
 def test_the_command_trains_and_reports_every_agent(capsys: pytest.CaptureFixture[str]) -> None:
-    from sottovoce.cli.train import train
+    from sottovoce.cli.agents import train
 
     train(agents=2, graph="path:2", epochs=1, batch_size=64, as_json=True)
     result = json.loads(capsys.readouterr().out)

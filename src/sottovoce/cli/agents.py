@@ -20,10 +20,10 @@ def train(
     ] = "pdsgd",
     stepsize: Annotated[
         str | None,
-        typer.Option(help="As uniform:0.3/k; k counts epochs unless block= says otherwise."),
+        typer.Option(help="Such as uniform:0.3/k; k counts epochs unless block= is given."),
     ] = None,
-    epochs: Annotated[int, typer.Option(min=1)] = 5,
-    batch_size: Annotated[int, typer.Option(min=1)] = 32,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over an agent's data.")] = 5,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images in a gradient.")] = 32,
     data: Annotated[str, typer.Option(help="subset, mnist or fashion-mnist.")] = "subset",
     partition: Annotated[
         str, typer.Option(help="Who holds which images: equal, dirichlet:0.5, shards:2.")

@@ -24,6 +24,13 @@ COMMANDS = {
 """Name: its place (`module:name` in sottovoce.cli, a function or a Typer) and its line of help."""
 
 
+_FAULTS: dict[type[Exception], str] = {
+    OSError: "cannot read or write",
+    MemoryError: "not enough memory",
+    OverflowError: "a number is too large",
+}
+
+
 def _be_quiet(asked: bool) -> None:
     if asked:
         from sottovoce.cli.show import notes
@@ -125,8 +132,8 @@ def main() -> None:
         return
     except SottovoceError as error:
         fault = f"{type(error).__name__}: {error}"
-    except (OSError, MemoryError) as error:
-        kind = "cannot read or write" if isinstance(error, OSError) else "not enough memory"
+    except tuple(_FAULTS) as error:
+        kind = next(words for one, words in _FAULTS.items() if isinstance(error, one))
         fault = f"{kind}: {error}"
     except (KeyboardInterrupt, SystemExit) as stopped:
         # Typer turns an interruption within a command into the exit code 130 and says nothing.

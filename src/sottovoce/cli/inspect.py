@@ -181,30 +181,23 @@ def _show_account(found: "Account", out: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(found.describe())
     else:
-        rows = []
-        for alike in found.alike():
-            for knows, kept in alike[0].protections().items():
-                rows.append(
-                    (
-                        ", ".join(str(one.agent) for one in alike),
-                        knows,
-                        *(_number(value) for value in (kept.least, kept.median)),
-                        *(_number(value) for value in (kept.round_epsilon, kept.total_epsilon)),
-                    )
-                )
+        rows = [
+            (
+                ", ".join(str(one.agent) for one in alike),
+                knows,
+                *map(_number, (kept.least, kept.median, kept.round_epsilon, kept.total_epsilon)),
+            )
+            for alike in found.alike()
+            for knows, kept in alike[0].protections().items()
+        ]
         title = (
             f"{found.algorithm} on {found.graph}, stepsize {found.stepsize}, seen by "
             f"{found.adversary}: noise per unit of gradient, and ε at δ = {found.delta:g} for "
             f"gradients up to {found.clip:g}"
         )
-        headings = (
-            "agents",
-            "adversary knows",
-            "least noise",
-            "median noise",
-            "ε, worst round",
-            f"ε, {found.rounds} rounds",
-        )
+        noise = ("least noise", "median noise")
+        epsilon = ("ε, worst round", f"ε, {found.rounds} rounds")
+        headings = ("agents", "adversary knows", *noise, *epsilon)
         print_rows(title, headings, rows)
         for finding in found.findings():
             answers.print(f"- {finding}", markup=False, soft_wrap=True)

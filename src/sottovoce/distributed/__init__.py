@@ -3,7 +3,7 @@
     import sottovoce.distributed as sd
 
     sd.connect()
-    optimizer = sd.DecentralizedSGD(model.parameters(), ring(5), PDSGD())
+    optimizer = sd.DecentralizedSGD(model.parameters(), PDSGD(), ring(5))
     ...
     loss.backward()
     optimizer.step()

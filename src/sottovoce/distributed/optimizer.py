@@ -54,8 +54,8 @@ class DecentralizedSGD(torch.optim.Optimizer):
     def __init__(
         self,
         params: Iterable[Any],
-        graph: Graph | str,
         algorithm: Mechanism | str,
+        graph: Graph | str,
         stepsize: Stepsize | str | None = None,
         *,
         private_start: float = 0.0,

@@ -41,8 +41,8 @@ def run(training: Training) -> None:
     model = small_cnn(seed=_SHARED_SEED)
     optimizer = DecentralizedSGD(
         model.parameters(),
-        graph,
         algorithm,
+        graph,
         stepsize_of(training.stepsize, algorithm, rounds),
         private_start=training.private_start,
         timeout=training.timeout,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,7 +14,6 @@ from scipy import sparse
 
 from sottovoce.errors import GraphError
 from sottovoce.graphs.mixing import canonical, contraction, diameter, mixing_faults
-from sottovoce.storage.identity import fingerprint
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +52,8 @@ class Routes:
     @cached_property
     def members(self) -> torch.Tensor:
         """How many routes each sender has: (senders,)."""
+        import torch
+
         return torch.bincount(self.sender, minlength=self.agents)
 
     def to(self, device: torch.device | str) -> Routes:
@@ -60,6 +62,8 @@ class Routes:
 
     def of(self, senders: Sequence[int]) -> Routes:
         """The routes of chosen senders, which are numbered from 0 in their order."""
+        import torch
+
         local = torch.full((self.agents,), -1, dtype=torch.long)
         local[list(senders)] = torch.arange(len(senders))
         kept = (local[self.sender] >= 0).nonzero().flatten()
@@ -163,10 +167,11 @@ class Graph:
     @property
     def spec(self) -> dict[str, Any]:
         """What decides a simulation's numbers: names and a fingerprint of W."""
-        entries = (self.mixing.indptr, self.mixing.indices)
-        mixing = fingerprint(
-            *(torch.tensor(one) for one in (*map(np.int64, entries), self.mixing.data))
-        )
+        found = hashlib.sha256()
+        for part in (self.mixing.indptr.astype("<i8"), self.mixing.indices.astype("<i8")):
+            found.update(part.tobytes())
+        found.update(self.mixing.data.astype("<f8").tobytes())
+        mixing = found.hexdigest()[:32]
         return {"name": self.name, "weights": self.weights, "agents": self.agents, "mixing": mixing}
 
     def describe(self) -> dict[str, Any]:

@@ -109,26 +109,26 @@ def as_mechanism(given: Mechanism | str) -> Mechanism:
     )
 
 
-def mechanism_from(spec: dict[str, Any] | str) -> Mechanism:
-    """Rebuild a chain from its spec, or from its text, which version 0.1 saved."""
+def mechanism_from(spec: dict[str, Any] | str, given: Mechanism | None = None) -> Mechanism:
+    """Rebuild a chain from its spec, or from its text, which version 0.1 saved.
+
+    given: a chain of your own, which cannot be built from a spec, and must match it. A spec never
+    runs a file that it names.
+    """
     if isinstance(spec, str):
-        return parse_algorithm(spec)
+        return given or parse_algorithm(spec)
     name = spec["mechanism"]
-    if _FILE in name:
-        raise AlgorithmError(
-            f"{name!r} would run a file because a saved one names it; load it yourself, with "
-            f"parse_algorithm({name!r}), and give the object"
-        )
     try:
-        found = parse_algorithm(name)
-    except AlgorithmError as error:
+        found = given or (None if _FILE in name else parse_algorithm(name))
+    except AlgorithmError:
+        found = None
+    if found is None:
         raise AlgorithmError(
-            f"the algorithm {name!r} cannot be built again ({error}); give the object itself"
-        ) from error
+            f"the algorithm {name!r} is not one of ours; give the object with which it was made"
+        )
     if found.spec != spec:
         raise AlgorithmError(
-            f"the algorithm {name!r} is not what it was: its options or its code changed; give the "
-            "object itself if that is meant"
+            f"{found} is not the algorithm {name!r} that was saved: its options or its code differ"
         )
     return found
 

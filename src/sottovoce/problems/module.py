@@ -217,7 +217,8 @@ class _AgentData:
     def of(
         cls, sets: Sequence[Samples], kind: str, dtype: torch.dtype, device: torch.device
     ) -> "_AgentData":
-        read = {id(samples): _as_tensors(samples, kind, i) for i, samples in enumerate(sets)}
+        agents = {id(samples): agent for agent, samples in enumerate(sets)}
+        read = {at: _as_tensors(sets[agent], kind, agent) for at, agent in agents.items()}
         pairs = [read[id(samples)] for samples in sets]
         first = torch.tensor([0] + [len(x) for x, _ in pairs[:-1]]).cumsum(0)
         if all(x is pairs[0][0] and y is pairs[0][1] for x, y in pairs):

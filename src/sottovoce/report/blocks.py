@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -48,15 +49,10 @@ def number(value: float | int, shown: str, source: str) -> Html:
 
 def table(content: Table) -> Html:
     """A table that scrolls inside its own box where it is wider than the page."""
-    return html_table(
-        content.title,
-        [escape(heading) for heading in content.headings],
-        [[escape(str(cell)) for cell in row] for row in content.rows],
-        [
-            _is_numeric([str(row[at]) for row in content.rows])
-            for at in range(len(content.headings))
-        ],
-    )
+    rows = [[str(cell) for cell in row] for row in content.rows]
+    numeric = [_is_numeric([row[at] for row in rows]) for at in range(len(content.headings))]
+    cells = [[escape(cell) for cell in row] for row in rows]
+    return html_table(content.title, [*map(escape, content.headings)], cells, numeric)
 
 
 def html_table(
@@ -68,21 +64,14 @@ def html_table(
 ) -> Html:
     """A table of cells that are HTML already; the first cell of a row names it."""
 
-    def cell(tag: str, scope: str, content: Html, right: bool) -> Html:
-        style = ' class="number"' if right else ""
-        return f"<{tag}{scope}{style}>{content}</{tag}>"
+    def line(first: str, others: str, cells: Sequence[Html]) -> Html:
+        tags = [first, *[others] * (len(cells) - 1)]
+        styles = [' class="number"' if right else "" for right in numeric]
+        parts = zip(tags, styles, cells, strict=True)
+        return "".join(f"<{tag}{style}>{text}</{tag[:2]}>" for tag, style, text in parts)
 
-    head = "".join(
-        cell("th", ' scope="col"', text, right)
-        for text, right in zip(headings, numeric, strict=True)
-    )
-    body = ""
-    for row in rows:
-        first = cell("th", ' scope="row"', row[0], numeric[0])
-        rest = (
-            cell("td", "", text, right) for text, right in zip(row[1:], numeric[1:], strict=True)
-        )
-        body += f"<tr>{first}{''.join(rest)}</tr>"
+    head = line('th scope="col"', 'th scope="col"', headings)
+    body = "".join("<tr>" + line('th scope="row"', "td", row) + "</tr>" for row in rows)
     named = escape(title, quote=True)
     return (
         f'<div class="scroll" role="region" aria-label="{named}" tabindex="0">'
@@ -159,9 +148,5 @@ def _lines(text: str | Sequence[str] | None) -> list[str]:
 
 
 def _is_numeric(cells: Sequence[str]) -> bool:
-    def looks(cell: str) -> bool:
-        bare = cell.replace(",", "").replace("±", "").replace("%", "").replace(" ", "")
-        return bare.replace(".", "").replace("-", "").replace("e", "").replace("+", "").isdigit()
-
     filled = [cell for cell in cells if cell.strip()]
-    return bool(filled) and all(looks(cell) for cell in filled)
+    return bool(filled) and all(re.fullmatch(r"[-+±,.%e ]*\d[-+±,.%e \d]*", one) for one in filled)

@@ -47,7 +47,6 @@ def simulation_spec(
     problem: Problem,
     algorithm: Mechanism,
     graph: Graph,
-    *,
     stepsize: Stepsize,
     steps: int,
     rounds: list[int],
@@ -133,5 +132,5 @@ def runs_at_once(problem: Problem, store: Store, spec: Mapping[str, Any], runs: 
     plan = {**spec, "kind": "plan", "runs": [runs.start, runs.stop]}
     if found := store.load(plan):
         return int(found.facts["runs_at_once"])
-    store.save(plan, facts={"runs_at_once": chosen})
+    store.save(plan, {}, {"runs_at_once": chosen})
     return chosen

@@ -15,7 +15,7 @@ from sottovoce.simulation.options import Options
 from sottovoce.simulation.result import Result, join
 from sottovoce.simulation.runner import measured_rounds, simulate
 from sottovoce.stepsizes import Stepsize
-from sottovoce.storage.store import Store
+from sottovoce.storage.store import Store, lock
 
 
 def pieces_of(runs: int, piece: int) -> list[range]:
@@ -51,10 +51,12 @@ def simulate_in_pieces(
         "steps": steps,
         "insecure_seed": insecure_seed,
     }
-    spec = simulation_spec(problem, algorithm, graph, rounds=rounds, options=options, **settings)
+    spec = simulation_spec(
+        problem, algorithm, graph, stepsize, steps, rounds, options, insecure_seed
+    )
     options = replace(options, checkpoint=None, keep_final=False)
     parts = []
-    with store.lock():
+    with lock(store.folder):
         for some in runs:
             entry = {**spec, "kind": "piece", "runs": [some.start, some.stop]}
             if (found := store.load(entry)) is not None:

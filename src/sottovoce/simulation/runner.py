@@ -30,7 +30,7 @@ from sottovoce.simulation.rounds import Kernel, backend
 from sottovoce.simulation.transcript import Recording, Setting
 from sottovoce.stepsizes import Stepsize, as_stepsize
 from sottovoce.storage.progress import progress_bar
-from sottovoce.storage.store import Store
+from sottovoce.storage.store import Store, lock
 
 _ROUNDS_BETWEEN_CHECKS = 32
 
@@ -77,20 +77,13 @@ def simulate(
     spec: dict[str, Any] = {}
     if store.folder is not None:  # Fingerprints of data take time.
         spec = simulation_spec(
-            problem,
-            mechanism,
-            graph,
-            stepsize=stepsize,
-            steps=steps,
-            rounds=rounds,
-            options=options,
-            insecure_seed=insecure_seed,
+            problem, mechanism, graph, stepsize, steps, rounds, options, insecure_seed
         )
     at_once = runs_at_once(problem, store, spec, runs)
     parts = []
     title = f"{mechanism} on {graph.name}"
     bar = progress_bar(title, steps * len(runs), options.progress, "rounds")
-    with store.lock(), bar as advance:
+    with lock(store.folder), bar as advance:
         for first in range(0, len(runs), at_once):
             chunk = runs[first : first + at_once]
             simulation = _Simulation(

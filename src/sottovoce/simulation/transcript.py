@@ -76,7 +76,7 @@ class Setting:
         mixing = sparse.coo_array((weights, entries), (facts["agents"],) * 2).tocsr()
         return cls(
             Graph(facts["graph"], mixing, facts["weights"]),
-            algorithm or mechanism_from(facts["algorithm"]),
+            mechanism_from(facts["algorithm"], algorithm),
             _stepsize_from(facts["stepsize"], stepsize),
             facts.get("private_start", 0.0),
         )

@@ -125,17 +125,16 @@ def _function(function: types.FunctionType, seen: Seen) -> Any:
     code, around = function.__code__, function.__globals__
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
     filled = {n: cell.cell_contents for n, cell in cells.items() if cell != types.CellType()}
-    bound = identity([function.__defaults__, function.__kwdefaults__, filled], seen)
+    found = {"bound": identity([function.__defaults__, function.__kwdefaults__, filled], seen)}
     if library := _library(function.__module__):
-        return {"function": f"{function.__module__}.{function.__qualname__}", "bound": bound} | {
-            "library": library
-        }
+        name = f"{function.__module__}.{function.__qualname__}"
+        return found | {"function": name, "library": library}
     names = _names(code)
     used = {name: around[name] for name in names & {*around}}
     for name, one in used.items():
         if isinstance(one, types.ModuleType) and _library(one.__name__) is None:
             used[name] = {inner: vars(one)[inner] for inner in names & {*vars(one)}}
-    return {"code": identity(code), "bound": bound, "globals": identity(used, seen)}
+    return found | {"code": identity(code), "globals": identity(used, seen)}
 
 
 def _names(code: types.CodeType) -> set[str]:
@@ -178,8 +177,5 @@ def _state(value: Any) -> Any:
         made = value.__reduce_ex__(4)
     except Exception:
         return None
-    return (
-        [made]
-        if isinstance(made, str)
-        else [list(one) if isinstance(one, Iterator) else one for one in made]
-    )
+    made = (made,) if isinstance(made, str) else made
+    return [list(one) if isinstance(one, Iterator) else one for one in made]

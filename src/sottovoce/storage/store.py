@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ class Store:
     folder: None keeps nothing. fresh: overwrite what earlier calls left, and reuse none of it. say:
     gets a line on what was reused. An entry that cannot be read, or whose header is not that of its
     name, raises a `ResultError`: files are replaced whole, so such a file was damaged or put there.
+    A spec is JSON, and its "kind" a word that begins the file's name.
     """
 
     def __init__(
@@ -57,8 +58,7 @@ class Store:
         self.folder = None if folder is None else Path(folder)
         self.fresh, self.say = fresh, say or (lambda line: None)
         self._own: set[Path] = set()
-        self._asked: Counter[str] = Counter()
-        self._found: Counter[str] = Counter()
+        self._asked: Counter[tuple[str, bool]] = Counter()
 
     @classmethod
     def of(cls, given: "Store | str | Path | None") -> "Store":
@@ -67,51 +67,34 @@ class Store:
 
     def load(self, spec: Mapping[str, Any]) -> Stored | None:
         """What was saved under exactly this spec by this version, or None."""
-        path = self._path(spec)
-        self._asked[_kind(spec)] += 1
-        if path is None or not path.exists() or (self.fresh and path not in self._own):
+        path, key = self._place(spec)
+        there = path is not None and path.exists() and (path in self._own or not self.fresh)
+        self._asked[spec["kind"], there] += 1
+        if path is None or not there:
             return None
         tensors, header = read_tensors(path)
-        right = canonical([header.get("spec"), header.get("version")])
-        if right != canonical([spec, package_version()]) or header.get("numbers") != _sum(tensors):
-            raise ResultError(
-                f"{path} was altered or belongs to other work; remove it, or start fresh"
-            )
-        self._found[_kind(spec)] += 1
+        if canonical(header.get("key")) != canonical(key) or header["sum"] != _sum(tensors):
+            raise ResultError(f"{path} was altered or belongs elsewhere; remove it, or start fresh")
         return Stored(tensors, header["facts"])
 
     def save(
-        self,
-        spec: Mapping[str, Any],
-        tensors: Mapping[str, Tensor] | None = None,
-        facts: Mapping[str, Any] | None = None,
+        self, spec: Mapping[str, Any], tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
     ) -> None:
         """Keep tensors and JSON facts under a spec, replacing what was there."""
-        path = self._path(spec)
-        if path is None:
-            return
-        tensors = dict(tensors or {})
-        header = {"spec": spec, "version": package_version(), "facts": dict(facts or {})}
-        write_tensors(path, tensors, header | {"numbers": _sum(tensors)})
-        self._own.add(path)
+        path, key = self._place(spec)
+        if path is not None:
+            write_tensors(path, tensors, {"key": key, "facts": facts, "sum": _sum(tensors)})
+            self._own.add(path)
 
-    def report(self, kind: str = "entry", plural: str = "entries") -> None:
+    def report(self, kind: str, plural: str) -> None:
         """Say how many entries of a kind, of those asked for since the last report, were there."""
-        asked, found = self._asked.pop(kind, 0), self._found.pop(kind, 0)
+        found, missing = self._asked.pop((kind, True), 0), self._asked.pop((kind, False), 0)
         if found:
-            self.say(f"reused {found} of {asked} {plural} from {self.folder}")
+            self.say(f"reused {found} of {found + missing} {plural} from {self.folder}")
 
-    def lock(self, shared: bool = False) -> Any:
-        """Keep others out of the folder, see `lock`."""
-        return nullcontext() if self.folder is None else lock(self.folder, shared)
-
-    def _path(self, spec: Mapping[str, Any]) -> Path | None:
-        key = digest({"spec": spec, "version": package_version()})
-        return self.folder and self.folder / f"{_kind(spec)}-{key}.safetensors"
-
-
-def _kind(spec: Mapping[str, Any]) -> str:
-    return str(spec.get("kind", "entry"))
+    def _place(self, spec: Mapping[str, Any]) -> tuple[Path | None, dict[str, Any]]:
+        key = {"spec": spec, "version": package_version()}
+        return self.folder and self.folder / f"{spec['kind']}-{digest(key)}.safetensors", key
 
 
 def _sum(tensors: Mapping[str, Tensor]) -> str:
@@ -119,19 +102,18 @@ def _sum(tensors: Mapping[str, Tensor]) -> str:
 
 
 @contextmanager
-def lock(folder: str | Path, shared: bool = False) -> Iterator[None]:
+def lock(folder: str | Path | None, shared: bool = False) -> Iterator[None]:
     """Hold a folder while work is written to it; a thread may take the same lock within.
 
     shared: beside others that ask for a shared lock too, as processes that compute pieces of one
-    study do. The system frees the lock of a process that ends, however it ends.
+    study do. The system frees the lock of a process that ends, however it ends. None is no folder.
     """
-    folder = Path(folder).absolute()
-    mine = threading.get_ident(), folder
-    if fcntl is None or mine in _held:
+    mine = threading.get_ident(), Path(folder or "").resolve()
+    if folder is None or fcntl is None or mine in _held:
         yield
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a") as file:
+    mine[1].mkdir(parents=True, exist_ok=True)
+    with (mine[1] / ".lock").open("a") as file:
         try:
             fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -139,6 +121,8 @@ def lock(folder: str | Path, shared: bool = False) -> Iterator[None]:
                 f"{folder} is in use by another process or thread; wait until that ends, or give "
                 "another folder"
             ) from error
+        except OSError:  # A network file system without locks: the folder is used unlocked.
+            pass
         _held.add(mine)
         try:
             yield
