@@ -23,6 +23,7 @@ from sottovoce.simulation.runner import simulate
 from sottovoce.stepsizes import LAWS, Power, Stepsize
 from sottovoce.storage.execution import Execution
 from sottovoce.storage.identity import code_of
+from sottovoce.storage.store import lock
 from sottovoce.studies.images import Images
 from sottovoce.studies.judging import Verdict, all_hold, judge
 from sottovoce.studies.settings import command_line, option
@@ -124,7 +125,7 @@ def frontier_study(
     first, last = map(int, settings.part.split("/"))
     store, pieces = execution.store(), _pieces(settings, execution)
     done: dict[tuple[Setting, str], dict[str, Any]] = {}
-    with store.lock(shared=True):
+    with lock(execution.folder, shared=True):
         for number, (case, (spec, compute)) in enumerate(pieces.items()):
             if stored := store.load(spec):
                 done[case] = stored.facts
@@ -346,15 +347,15 @@ def _chart(data: Data) -> Chart:
     for point in data["points"]:
         families.setdefault(point["family"], []).append(point)
 
-    def values(points: list[Any], *names: str) -> list[list[float]]:
-        return [[point[name] for point in points] for name in names]
+    def values(points: list[Any], name: str) -> list[float]:
+        return [point[name] for point in points]
 
     charts = []
     for who in data["points"][0]["attacks"]:
         series = []
         for family, points in families.items():
             errors = [point["attacks"][who]["error"] for point in points]
-            series.append(Series(family, *values(points, "accuracy"), errors))
+            series.append(Series(family, values(points, "accuracy"), errors))
         charts.append(
             line_chart(
                 series,
@@ -371,7 +372,13 @@ def _chart(data: Data) -> Chart:
     charts.append(
         line_chart(
             [
-                Series(family, *values(points, "effective_noise", "accuracy", "low", "high"))
+                Series(
+                    family,
+                    values(points, "effective_noise"),
+                    values(points, "accuracy"),
+                    values(points, "low"),
+                    values(points, "high"),
+                )
                 for family, points in families.items()
                 if points[0]["effective_noise"]
             ],

@@ -24,7 +24,7 @@ from sottovoce.problems import ModuleProblem
 from sottovoce.storage.execution import Execution
 from sottovoce.storage.identity import code_of
 from sottovoce.storage.progress import progress_bar
-from sottovoce.storage.store import Store
+from sottovoce.storage.store import Store, lock
 
 
 def audit(
@@ -58,7 +58,7 @@ def audit(
     mean_image: Tensor | None = None
     cases = len(settings.adversaries) * len(settings.rounds) * len(settings.attacks)
     bar = progress_bar("attacks", len(algorithms) * cases, execution.progress, "attacks")
-    with table.store.lock(), bar as advance:
+    with lock(execution.folder), bar as advance:
         if recorded is None:
             asked = {**public, "algorithms": [code_of(one) for one in algorithms]}
             settings = replace(settings, insecure_seed=_seed(settings, table.store, asked))
