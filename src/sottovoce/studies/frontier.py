@@ -289,10 +289,11 @@ def _study(points: list[dict[str, Any]], settings: FrontierSettings) -> Study:
 
 def _cells(point: Data, targets: int) -> tuple[str, ...]:
     law = "" if point["law"] == "deterministic" else f", {point['law']} law"
-    noise = (point["algorithm"].split(":")[1], f"{point['effective_noise']:g}")
+    level = point["effective_noise"]
+    noise = (point["algorithm"].split(":")[1], f"{level:g}") if level else ("", "")
     return (
         f"{point['family']}{law}",
-        *(noise if point["effective_noise"] else ("", "")),
+        *noise,
         f"{point['accuracy']:.4f} ({point['low']:.4f} to {point['high']:.4f})",
         f"{point['scale']:g}",
         *(f"{found['error']:.3g} by {found['attack']}" for found in point["attacks"].values()),
