@@ -40,7 +40,7 @@ test_labels = data.validation.labels.to(options.device)
 model = small_cnn(seed=0).to(options.device)
 rounds = len(images) // options.batch_size
 stepsize = parse_stepsize(f"{options.stepsize}:block={rounds}")
-optimizer = DecentralizedSGD(model.parameters(), graph, PDSGD(), stepsize)
+optimizer = DecentralizedSGD(model.parameters(), PDSGD(), graph, stepsize)
 if options.checkpoint:
     optimizer.resume(options.checkpoint)
 

@@ -300,7 +300,7 @@ def test_broken_and_foreign_checkpoints_are_not_resumed(tmp_path: Path) -> None:
 
 def test_a_checkpoint_holds_the_state_alone(alone: object, tmp_path: Path) -> None:
     point = nn.Parameter(torch.arange(float(D)))
-    optimizer = sd.DecentralizedSGD([point], complete(1), PDSGD())
+    optimizer = sd.DecentralizedSGD([point], PDSGD(), complete(1))
     point.grad = torch.full((D,), 0.125)
     optimizer.step()
     path = optimizer.save(tmp_path)
@@ -314,7 +314,7 @@ def test_a_checkpoint_holds_the_state_alone(alone: object, tmp_path: Path) -> No
 def test_one_agent_alone_descends(alone: object, tmp_path: Path) -> None:
     point = nn.Parameter(torch.ones(D, dtype=torch.float64))
     stepsize = Stepsize(Power(0.5, 0.0), Uniform())
-    optimizer = sd.DecentralizedSGD([point], complete(1), PDSGD(), stepsize)
+    optimizer = sd.DecentralizedSGD([point], PDSGD(), complete(1), stepsize)
     for _ in range(40):
         optimizer.zero_grad()
         point.square().sum().backward()
@@ -322,7 +322,7 @@ def test_one_agent_alone_descends(alone: object, tmp_path: Path) -> None:
     assert float(point.detach().norm()) < 1e-3
     optimizer.save(tmp_path)
     again = nn.Parameter(torch.zeros(D, dtype=torch.float64))
-    other = sd.DecentralizedSGD([again], complete(1), PDSGD(), stepsize)
+    other = sd.DecentralizedSGD([again], PDSGD(), complete(1), stepsize)
     found = other.resume(tmp_path)
     assert found is not None
     assert found.round == other.round == 40
@@ -334,16 +334,16 @@ def test_what_an_optimizer_cannot_take_is_refused(alone: object, tmp_path: Path)
     point = nn.Parameter(torch.ones(D))
     graph = complete(1)
     with pytest.raises(DistributedError, match="options lr; all parameters share"):
-        sd.DecentralizedSGD([{"params": [point], "lr": 0.1}], graph, PDSGD())
+        sd.DecentralizedSGD([{"params": [point], "lr": 0.1}], PDSGD(), graph)
     with pytest.raises(DistributedError, match=r"torch\.float16 on cpu; accepted"):
-        sd.DecentralizedSGD([nn.Parameter(torch.ones(D).half())], graph, PDSGD())
+        sd.DecentralizedSGD([nn.Parameter(torch.ones(D).half())], PDSGD(), graph)
     with pytest.raises(DistributedError, match="all float32 or all float64"):
-        sd.DecentralizedSGD([point, nn.Parameter(torch.ones(D).double())], graph, PDSGD())
+        sd.DecentralizedSGD([point, nn.Parameter(torch.ones(D).double())], PDSGD(), graph)
     with pytest.raises(DistributedError, match="timeout is 0"):
-        sd.DecentralizedSGD([point], graph, PDSGD(), timeout=0)
+        sd.DecentralizedSGD([point], PDSGD(), graph, timeout=0)
     with pytest.raises(DistributedError, match="the graph has 3 agents, but 1 processes"):
-        sd.DecentralizedSGD([point], ring(3), PDSGD())
-    optimizer = sd.DecentralizedSGD([point], graph, PDSGD())
+        sd.DecentralizedSGD([point], PDSGD(), ring(3))
+    optimizer = sd.DecentralizedSGD([point], PDSGD(), graph)
     with pytest.raises(DistributedError, match="nothing was recorded"):
         optimizer.save_recording(tmp_path / "none")
     with pytest.raises(DistributedError, match="cannot be copied or pickled"):
@@ -355,7 +355,7 @@ def test_what_an_optimizer_cannot_take_is_refused(alone: object, tmp_path: Path)
 
 def test_a_failed_round_ends_the_training(alone: object, monkeypatch: pytest.MonkeyPatch) -> None:
     point = nn.Parameter(torch.ones(D))
-    optimizer = sd.DecentralizedSGD([point], complete(1), PDSGD())
+    optimizer = sd.DecentralizedSGD([point], PDSGD(), complete(1))
 
     def fail(round: int, gradients: object) -> None:
         raise MessageError("no")
@@ -370,13 +370,13 @@ def test_a_failed_round_ends_the_training(alone: object, monkeypatch: pytest.Mon
 
 def test_a_seed_warns_of_its_consequence(alone: object) -> None:
     with pytest.warns(InsecureSeedWarning, match="whoever knows the seed recovers"):
-        sd.DecentralizedSGD([nn.Parameter(torch.ones(D))], complete(1), PDSGD(), insecure_seed=1)
+        sd.DecentralizedSGD([nn.Parameter(torch.ones(D))], PDSGD(), complete(1), insecure_seed=1)
 
 
 def test_without_a_process_group_the_way_to_one_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_initialized", lambda: False)
     with pytest.raises(DistributedError, match="connect"):
-        sd.DecentralizedSGD([nn.Parameter(torch.ones(D))], complete(1), PDSGD())
+        sd.DecentralizedSGD([nn.Parameter(torch.ones(D))], PDSGD(), complete(1))
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(DistributedError, match="torchrun --standalone"):
         sd.connect()
@@ -386,9 +386,9 @@ def test_a_private_deviation_is_no_shared_fact() -> None:
     from sottovoce import PrivateDeviation
 
     shapes = [(D,)]
-    plain = handshake.shared_facts(ring(3), PDSGD(), Stepsize(), shapes, torch.float32)
+    plain = handshake.shared_facts(PDSGD(), ring(3), Stepsize(), shapes, torch.float32)
     hidden = Stepsize(deviation=PrivateDeviation(10))
-    assert plain == handshake.shared_facts(ring(3), PDSGD(), hidden, shapes, torch.float32)
+    assert plain == handshake.shared_facts(PDSGD(), ring(3), hidden, shapes, torch.float32)
 
 
 def test_recordings_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Settings, their commands and the commands' text are one thing."""
 
+import importlib
 import json
 import shlex
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
@@ -12,11 +14,13 @@ import typer
 from hypothesis import given, settings, strategies
 from typer.testing import CliRunner
 
+import sottovoce.studies
 from sottovoce.cli import reproduce
 from sottovoce.cli.fields import command
 from sottovoce.errors import ResultError
 from sottovoce.storage.execution import Execution
 from sottovoce.storage.store import lock
+from sottovoce.studies import study
 from sottovoce.studies.everything import EverythingSettings
 from sottovoce.studies.settings import build, command_line, flag, option, options
 from sottovoce.studies.study import kinds
@@ -185,3 +189,54 @@ def test_work_that_left_nothing_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(ResultError):
         invoke(fail, Outer, folder=tmp_path / "out")
     assert (tmp_path / "out" / "checkpoint" / "half").exists()
+
+
+NEW_STUDY = '''
+"""Twice a number."""
+
+from dataclasses import dataclass
+
+from sottovoce.charts import Series, line_chart
+from sottovoce.studies.judging import judge
+from sottovoce.studies.settings import command_line, option
+from sottovoce.studies.study import Kind, Study, register
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwiceSettings:
+    number: float = option(1.0, "What to double.")
+
+
+def twice_study(settings, execution):
+    """Double a number."""
+    found = 2 * settings.number
+    verdict = judge(found, found, above=settings.number)
+    command = command_line("reproduce twice", settings)
+    return Study("twice", "Twice", "It grows.", verdict, ["Done."], {"found": found}, command)
+
+
+def _chart(data):
+    series = [Series("s", [1, 2], [0, data["found"]])]
+    return line_chart(series, title="t", x_title="x", y_title="y")
+
+
+register(Kind("twice", {"twice": _chart}, TwiceSettings, twice_study))
+'''
+
+
+def test_a_new_study_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "twice.py").write_text(NEW_STUDY)
+    monkeypatch.setattr(sottovoce.studies, "__path__", [*sottovoce.studies.__path__, str(tmp_path)])
+    monkeypatch.setattr(study, "_KINDS", dict(study._KINDS))
+    try:
+        words = ["twice", "--number", "-3", "--json", "--out", str(tmp_path / "out")]
+        done = CliRunner().invoke(importlib.reload(reproduce).app, words, catch_exceptions=False)
+        found = json.loads(done.stdout)
+        assert (found["data"], found["verdict"]) == ({"found": -6.0}, "refuted")
+        assert found["command"] == "sottovoce reproduce twice --number -3"
+        written = sorted(path.name for path in (tmp_path / "out").iterdir())
+        assert written == [f"twice.{ending}" for ending in ("html", "json", "png", "svg")]
+    finally:
+        monkeypatch.undo()
+        sys.modules.pop("sottovoce.studies.twice", None)
+        importlib.reload(reproduce)

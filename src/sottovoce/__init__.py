@@ -23,8 +23,8 @@ except PackageNotFoundError:
 
 _ROOMS = {
     "errors": "SottovoceError",
-    "graphs": "Graph complete erdos_renyi exponential from_edge_list from_matrix from_networkx grid "
-    "hypercube parse_graph path random_regular ring star torus",
+    "graphs": "Graph complete erdos_renyi exponential from_edge_list from_matrix from_networkx "
+    "grid hypercube parse_graph path random_regular ring star torus",
     "mechanisms": "DSGD PDSGD Flow Mechanism NoisyDSGD Part Place Scope Shares ZeroSumDSGD "
     "parse_algorithm",
     "privacy.accountant": "AccountSettings account",

@@ -121,7 +121,7 @@ def behaviour(folder: Path) -> None:
         step: Callable[[nn.Sequential, sd.DecentralizedSGD], None], one_batch: bool = False
     ) -> list[float]:
         model = build()
-        optimizer = insecure_optimizer(list(model.parameters()), graph, PDSGD(), stepsize)
+        optimizer = insecure_optimizer(list(model.parameters()), PDSGD(), graph, stepsize)
         optimizer._exchange._one_batch = one_batch
         for _ in range(3):
             step(model, optimizer)
@@ -154,7 +154,7 @@ def behaviour(folder: Path) -> None:
 
     model = build()
     groups = [{"params": model[0].parameters()}, {"params": model[2].parameters()}]
-    optimizer = insecure_optimizer(groups, graph, PDSGD(), stepsize)
+    optimizer = insecure_optimizer(groups, PDSGD(), graph, stepsize)
     for _ in range(3):
         plain(model, optimizer)
     seen["groups"] = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist()
@@ -167,7 +167,7 @@ def behaviour(folder: Path) -> None:
         plain(model, optimizer)
     after = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist()
     again = build(1)
-    other = insecure_optimizer(list(again.parameters()), graph, PDSGD(), stepsize)
+    other = insecure_optimizer(list(again.parameters()), PDSGD(), graph, stepsize)
     again.load_state_dict(saved["model"])
     refused(seen, "other_groups", lambda: other.load_state_dict(saved["optimizer"]))
     one_group = {**saved["optimizer"], "param_groups": other.state_dict()["param_groups"]}
@@ -230,8 +230,8 @@ def training(folder: Path, rounds: int, every: int, doomed: int, kills: str) -> 
     timeout = float(os.environ.get("TEST_TIMEOUT", "20"))
     optimizer = insecure_optimizer(
         [point],
-        ring(dist.get_world_size()),
         PDSGD(),
+        ring(dist.get_world_size()),
         Stepsize(cases.HALF, Uniform()),
         timeout=timeout,
     )

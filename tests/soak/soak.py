@@ -79,7 +79,7 @@ def optimizer_for(point: nn.Parameter, agents: int, timeout: float) -> sd.Decent
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InsecureSeedWarning)
         return sd.DecentralizedSGD(
-            [point], ring(agents), PDSGD(), STEPSIZE, timeout=timeout, insecure_seed=5
+            [point], PDSGD(), ring(agents), STEPSIZE, timeout=timeout, insecure_seed=5
         )
 
 
@@ -255,7 +255,7 @@ def rounds(count: int = 10_000) -> dict[str, object]:
         def act(agent: int) -> None:
             torch.manual_seed(0)
             model = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 2))
-            optimizer = sd.DecentralizedSGD(model.parameters(), ring(3), PDSGD(), STEPSIZE)
+            optimizer = sd.DecentralizedSGD(model.parameters(), PDSGD(), ring(3), STEPSIZE)
             inputs = torch.randn(8, 20)
             seen = []
             for number in range(1, count + 1):

@@ -107,6 +107,7 @@ def print_study(study: "Study", as_json: bool, written: Sequence[Path]) -> None:
             print_table(table)
         if study.claim:
             answers.print(f"The paper: {escape(study.claim)}")
+            answers.print(f"Our numbers: {study.verdict or 'undecided'}.")
         for finding in study.findings:
             answers.print(f"- {escape(finding)}")
     print_written(written)

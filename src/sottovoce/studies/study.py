@@ -131,7 +131,7 @@ def register(kind: Kind) -> None:
 
 def kinds() -> Mapping[str, Kind]:
     """Every study that a module of this folder, or a program that uses it, has registered."""
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+    for module in pkgutil.iter_modules(importlib.import_module("sottovoce.studies").__path__):
         importlib.import_module(f"sottovoce.studies.{module.name}")
     return _KINDS
 

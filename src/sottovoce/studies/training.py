@@ -20,7 +20,6 @@ _MODELS: dict[str, Callable[..., torch.nn.Sequential]] = {
     "paper": models.paper_cnn,
     "small": models.small_cnn,
 }
-_OLD_NAMES = {"full": "mnist", "fashion": "fashion-mnist"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +46,7 @@ class Training:
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "data", _OLD_NAMES.get(self.data, self.data))
+        object.__setattr__(self, "data", sets.OLD_NAMES.get(self.data, self.data))
         for name, accepted in (
             ("model", _MODELS),
             ("data", ("subset", *sets.SOURCES)),

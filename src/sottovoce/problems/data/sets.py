@@ -108,6 +108,10 @@ SOURCES = {
 }
 
 
+OLD_NAMES = {"full": "mnist", "fashion": "fashion-mnist"}
+"""What version 0.1 called them in some commands."""
+
+
 def load(name: str = "subset", data_dir: str | Path | None = None) -> Datasets:
     """Load "subset" (inside the package), "mnist" or "fashion-mnist", offline where possible.
 
@@ -116,6 +120,7 @@ def load(name: str = "subset", data_dir: str | Path | None = None) -> Datasets:
     may be plain or gzip. Without them there they are downloaded once to the user's cache and their
     checksums verified; a `data_dir` without them is an error. The subset needs neither.
     """
+    name = OLD_NAMES.get(name, name)
     if name == "subset":
         return _read(files("sottovoce.problems.data") / "files", "MNIST subset")
     if name not in SOURCES:
