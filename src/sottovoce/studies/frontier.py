@@ -151,8 +151,7 @@ def _pieces(settings: FrontierSettings, execution: Execution) -> dict[tuple[Sett
     """The trainings and the audits of every point."""
     seed = settings.insecure_seed
     training = Training(epochs=settings.epochs)
-    data, validation, _ = training.portions(5)
-    learning = training.problem(data, validation)
+    learning = training.problem(*training.portions(5)[:2])
     attacked, inputs = Images().problem(5)
     specs = learning.spec, attacked.spec
     steps = settings.epochs * learning.rounds_an_epoch
@@ -395,6 +394,5 @@ def _chart(data: Data) -> Chart:
     return panel(charts, columns=2)
 
 
-register(
-    Kind("frontier", {"frontier": _chart}, FrontierSettings, frontier_study, parts_are_shared=True)
-)
+_CHARTS = {"frontier": _chart}
+register(Kind("frontier", _CHARTS, FrontierSettings, frontier_study, parts_are_shared=True))
