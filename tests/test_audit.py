@@ -333,6 +333,16 @@ def test_a_batch_of_several_is_matched_before_it_is_scored():
     assert found.rows[0].errors == pytest.approx(in_order.mean(1).tolist(), rel=1e-5)
 
 
+def test_an_audit_takes_the_texts_of_the_command_line(small):
+    problem, inputs = small
+    settings = asked(attacks="elimination")
+    same = asked(attacks=[Elimination()], stepsize="experiment:0.1/k")
+    first = audit(problem, PDSGD(), ring(5), inputs, settings)
+    second = audit(problem, "pdsgd", "ring:5", inputs, same)
+    assert second.rows[0].errors == first.rows[0].errors
+    assert second.facts["algorithms"] == ["pdsgd:uniform"]
+
+
 def test_settings_take_objects_or_names_one_or_several():
     settings = AuditSettings(
         adversaries="agents:1", attacks=["chain", Elimination()], rounds=[9, 2]

@@ -42,6 +42,9 @@ _ADVERSARIES = {
 }
 """Who attacks, and whom: everybody, or the agent between the two who collude."""
 
+_ZERO_SUM = {"ZeroSumDSGD": "metropolis", "ZeroSumDSGD, lazy W": "lazy-metropolis"}
+"""Families of zero-sum noise, and the rule for W of each."""
+
 Piece = tuple[dict[str, Any], Callable[[], dict[str, Any]]]
 """What a part of a point depends on, and how it is computed."""
 
@@ -92,36 +95,21 @@ class FrontierSettings:
             raise SottovoceError(f"part {self.part!r} does not exist; accepted: 1/1, 2/4, ...")
 
 
-def noise_gain(weights: str) -> float:
-    """The effective noise of `ZeroSumDSGD(1)` on a ring of five against an eavesdropper."""
-    return protection(ZeroSumDSGD(1.0), ring(5, weights)).left
-
-
 def points(levels: Sequence[float]) -> list[Setting]:
     """Every algorithm; those with noise at each effective noise level."""
-    found = [
-        Setting("DSGD", str(DSGD()), "deterministic"),
-        *(
-            Setting(family, str(PDSGD(mixing)), law)
-            for mixing, family in (
-                ("uniform", "PDSGD, scalar mixing"),
-                ("coordinate", "PDSGD, coordinate mixing"),
-            )
-            for law in ("experiment", "uniform")
-        ),
-    ]
-    found += [
-        Setting("NoisyDSGD", str(NoisyDSGD(level)), "deterministic", effective_noise=level)
-        for level in levels
-    ]
-    for family, weights in (
-        ("ZeroSumDSGD", "metropolis"),
-        ("ZeroSumDSGD, lazy W", "lazy-metropolis"),
-    ):
-        gain = noise_gain(weights)
+    public = "deterministic"
+    found = [Setting("DSGD", str(DSGD()), public)]
+    for mixing, kind in (("uniform", "scalar"), ("coordinate", "coordinate")):
+        for law in ("experiment", "uniform"):
+            found.append(Setting(f"PDSGD, {kind} mixing", str(PDSGD(mixing)), law))
+    for level in levels:
+        noisy = str(NoisyDSGD(level))
+        found.append(Setting("NoisyDSGD", noisy, public, effective_noise=level))
+    for family, weights in _ZERO_SUM.items():
+        gain = protection(ZeroSumDSGD(1.0), ring(5, weights)).left
         for level in levels:
-            algorithm = ZeroSumDSGD(round(level / gain, 6))
-            found.append(Setting(family, str(algorithm), "deterministic", weights, level))
+            noisy = str(ZeroSumDSGD(round(level / gain, 6)))
+            found.append(Setting(family, noisy, public, weights, level))
     return found
 
 
@@ -137,7 +125,7 @@ def frontier_study(
     first, last = map(int, settings.part.split("/"))
     store, pieces = execution.store(), _pieces(settings, execution)
     done: dict[tuple[Setting, str], dict[str, Any]] = {}
-    with lock(store.folder, shared=True):
+    with lock(execution.folder, shared=True):
         for number, (case, (spec, compute)) in enumerate(pieces.items()):
             if stored := store.load(spec):
                 done[case] = stored.facts
@@ -163,8 +151,7 @@ def _pieces(settings: FrontierSettings, execution: Execution) -> dict[tuple[Sett
     """The trainings and the audits of every point."""
     seed = settings.insecure_seed
     training = Training(epochs=settings.epochs)
-    data, validation, _ = training.portions(5)
-    learning = training.problem(data, validation)
+    learning = training.problem(*training.portions(5)[:2])
     attacked, inputs = Images().problem(5)
     specs = learning.spec, attacked.spec
     steps = settings.epochs * learning.rounds_an_epoch
@@ -278,54 +265,39 @@ def verdict(points: Sequence[Data]) -> Verdict:
 
 
 def _study(points: list[dict[str, Any]], settings: FrontierSettings) -> Study:
-    findings = [*_recommendation(points, settings), *_at_equal_noise(points)]
-    rows = [
-        (
-            f"{point['family']}{_law(point)}",
-            point["algorithm"].partition(":")[2].partition(":")[0] if _is_noisy(point) else "",
-            f"{point['effective_noise']:g}" if _is_noisy(point) else "",
-            f"{point['accuracy']:.4f} ({point['low']:.4f} to {point['high']:.4f})",
-            f"{point['scale']:g}",
-            *(f"{found['error']:.3g} by {found['attack']}" for found in point["attacks"].values()),
-            f"{point['attacks']['eavesdropper']['labels']} of {settings.targets}",
-        )
-        for point in points
-    ]
+    headings = ("algorithm", "noise", "effective noise", "accuracy", "stepsize scale")
     blind = points[0]["attacks"]["eavesdropper"]["blind"]
     return Study(
         "frontier",
         "What protection costs: small CNN, ring of five agents",
         CLAIM,
         verdict(points),
-        findings,
+        [*_recommendation(points, settings), *_at_equal_noise(points)],
         {"points": points, "sizes": asdict(settings), "blind": blind, "levels": settings.levels},
         command_line("reproduce frontier", settings),
         [
             Table(
                 f"Validation accuracy (mean, range of {settings.runs} runs) and the best attack's "
                 f"median error on {settings.targets} images; a blind guess has {blind:.3g}",
-                (
-                    "algorithm",
-                    "noise",
-                    "effective noise",
-                    "accuracy",
-                    "stepsize scale",
-                    "eavesdropper",
-                    "two colluding neighbours",
-                    "labels",
-                ),
-                rows,
+                (*headings, *_ADVERSARIES, "labels"),
+                [_cells(point, settings.targets) for point in points],
             )
         ],
     )
 
 
-def _is_noisy(point: Data) -> bool:
-    return bool(point["effective_noise"])
-
-
-def _law(point: Data) -> str:
-    return "" if point["law"] == "deterministic" else f", {point['law']} law"
+def _cells(point: Data, targets: int) -> tuple[str, ...]:
+    law = "" if point["law"] == "deterministic" else f", {point['law']} law"
+    level = point["effective_noise"]
+    noise = (point["algorithm"].split(":")[1], f"{level:g}") if level else ("", "")
+    return (
+        f"{point['family']}{law}",
+        *noise,
+        f"{point['accuracy']:.4f} ({point['low']:.4f} to {point['high']:.4f})",
+        f"{point['scale']:g}",
+        *(f"{found['error']:.3g} by {found['attack']}" for found in point["attacks"].values()),
+        f"{point['attacks']['eavesdropper']['labels']} of {targets}",
+    )
 
 
 def _withstands(point: Data) -> bool:
@@ -355,7 +327,7 @@ def _at_equal_noise(points: Sequence[Data]) -> list[str]:
     """How far each family of zero-sum noise lies above NoisyDSGD, level by level."""
     noisy = {p["effective_noise"]: p for p in points if p["family"] == "NoisyDSGD"}
     said = []
-    for family in ("ZeroSumDSGD", "ZeroSumDSGD, lazy W"):
+    for family in _ZERO_SUM:
         gaps = [
             f"{p['accuracy'] - noisy[p['effective_noise']]['accuracy']:+.4f} at "
             f"{p['effective_noise']:g}"
@@ -374,58 +346,53 @@ def _chart(data: Data) -> Chart:
     families: dict[str, list[Any]] = {}
     for point in data["points"]:
         families.setdefault(point["family"], []).append(point)
-    charts = [
-        line_chart(
-            [
-                Series(
-                    family,
-                    [point["accuracy"] for point in points],
-                    [point["attacks"][who]["error"] for point in points],
-                )
-                for family, points in families.items()
-            ],
-            title=f"Against {'an' if who == 'eavesdropper' else ''} {who}".replace("  ", " "),
-            subtitle="best attack; above the line it does worse than a blind guess",
-            x_title="validation accuracy",
-            y_title="error of the recovered image",
-            log="y",
-            rules=[(data["blind"], "blind guess")],
-            size=(420, 340),
+
+    def values(points: list[Any], name: str) -> list[float]:
+        return [point[name] for point in points]
+
+    charts = []
+    for who in data["points"][0]["attacks"]:
+        series = []
+        for family, points in families.items():
+            errors = [point["attacks"][who]["error"] for point in points]
+            series.append(Series(family, values(points, "accuracy"), errors))
+        charts.append(
+            line_chart(
+                series,
+                title=f"Against {'an ' * (who == 'eavesdropper')}{who}",
+                subtitle="best attack; above the line it does worse than a blind guess",
+                x_title="validation accuracy",
+                y_title="error of the recovered image",
+                log="y",
+                rules=[(data["blind"], "blind guess")],
+                size=(420, 340),
+            )
         )
-        for who in data["points"][0]["attacks"]
-    ]
-    noisy = {
-        family: [point for point in points if point["effective_noise"]]
-        for family, points in families.items()
-    }
+    plain = families.get("PDSGD, scalar mixing", [])[:1]
     charts.append(
         line_chart(
             [
                 Series(
                     family,
-                    [point["effective_noise"] for point in points],
-                    [point["accuracy"] for point in points],
-                    [point["low"] for point in points],
-                    [point["high"] for point in points],
+                    values(points, "effective_noise"),
+                    values(points, "accuracy"),
+                    values(points, "low"),
+                    values(points, "high"),
                 )
-                for family, points in noisy.items()
-                if points
+                for family, points in families.items()
+                if points[0]["effective_noise"]
             ],
             title="Accuracy at equal effective noise",
             subtitle=f"mean and range of {data['sizes']['runs']} runs",
             x_title="noise left on a gradient for an eavesdropper who knows nothing of it",
             y_title="validation accuracy",
             log="x",
-            rules=[
-                (point["accuracy"], f"{point['family']}, {point['law']} law")
-                for point in families.get("PDSGD, scalar mixing", [])[:1]
-            ],
+            rules=[(one["accuracy"], f"{one['family']}, {one['law']} law") for one in plain],
             size=(420, 340),
         )
     )
     return panel(charts, columns=2)
 
 
-register(
-    Kind("frontier", {"frontier": _chart}, FrontierSettings, frontier_study, parts_are_shared=True)
-)
+_CHARTS = {"frontier": _chart}
+register(Kind("frontier", _CHARTS, FrontierSettings, frontier_study, parts_are_shared=True))

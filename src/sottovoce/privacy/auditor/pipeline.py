@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from sottovoce.errors import AttackError
-from sottovoce.graphs import Graph
-from sottovoce.mechanisms import Mechanism
+from sottovoce.graphs import Graph, as_graph
+from sottovoce.mechanisms import Mechanism, as_mechanism
 from sottovoce.privacy.adversaries import Adversary
 from sottovoce.privacy.advice import recommend
 from sottovoce.privacy.attacks import Estimate
@@ -29,8 +29,8 @@ from sottovoce.storage.store import Store, lock
 
 def audit(
     problem: ModuleProblem,
-    algorithm: Mechanism | Sequence[Mechanism],
-    graph: Graph,
+    algorithm: Mechanism | str | Sequence[Mechanism | str],
+    graph: Graph | str,
     inputs: Inputs,
     settings: AuditSettings | None = None,
     execution: Execution | None = None,
@@ -45,7 +45,9 @@ def audit(
     """
     settings = settings or AuditSettings()
     execution = execution or Execution(say=lambda line: None)
-    algorithms = list(algorithm) if isinstance(algorithm, Sequence) else [algorithm]
+    graph = as_graph(graph)
+    given = [algorithm] if isinstance(algorithm, str | Mechanism) else algorithm
+    algorithms = [as_mechanism(one) for one in given]
     if recorded is not None and len(algorithms) > 1:
         raise AttackError(f"a recording is of one algorithm, but {len(algorithms)} were given")
     if recorded is not None:
@@ -58,7 +60,7 @@ def audit(
     mean_image: Tensor | None = None
     cases = len(settings.adversaries) * len(settings.rounds) * len(settings.attacks)
     bar = progress_bar("attacks", len(algorithms) * cases, execution.progress, "attacks")
-    with lock(table.store.folder), bar as advance:
+    with lock(execution.folder), bar as advance:
         if recorded is None:
             asked = {**public, "algorithms": [code_of(one) for one in algorithms]}
             settings = replace(settings, insecure_seed=_seed(settings, table.store, asked))

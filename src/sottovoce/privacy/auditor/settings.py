@@ -10,7 +10,7 @@ from sottovoce.privacy.adversaries import Adversary, Eavesdropper, parse_adversa
 from sottovoce.privacy.attacks import ATTACKS, Attack, attack_named
 from sottovoce.privacy.readers import Reader, every_reader, reader_named
 from sottovoce.randomness import require_jitter
-from sottovoce.stepsizes import Stepsize
+from sottovoce.stepsizes import Stepsize, as_stepsize
 
 THRESHOLD = 5.0
 """Summed squared error below which an image counts as recovered; the paper takes 50 to be
@@ -50,6 +50,8 @@ class AuditSettings:
             ("readers", reader_named),
         ):
             object.__setattr__(self, name, _several(getattr(self, name), parse))
+        if self.stepsize is not None:
+            object.__setattr__(self, "stepsize", as_stepsize(self.stepsize))
         rounds = tuple(sorted(set(self.rounds)))
         object.__setattr__(self, "rounds", rounds)
         if not rounds or rounds[0] < 1:
