@@ -26,7 +26,7 @@ def _show_all(studies: Sequence[Study], out: Path, as_json: bool, report: bool) 
 
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-app.command("all")(command(EverythingSettings, everything, _RESULTS / "all", _show_all, parts=""))
+app.command("all")(command(EverythingSettings, reproduce_all, _RESULTS / "all", _show_all, parts=""))
 for kind in kinds().values():
     if kind.settings and kind.run:
         made = command(

@@ -44,8 +44,8 @@ def assemble(title: str, lead: Html, sections: Sequence[Section], footer: Html =
         '<a class="skip" href="#content">Skip to the content</a>\n'
         f"<header><h1>{escape(title)}</h1>{lead}{contents}</header>\n"
         f'<main id="content">{body}</main>\n'
-        f"<footer>{footer}<p>Made by sottovoce {escape(package_version())}. This file is whole: it asks "
-        "no other host for anything.</p></footer>\n"
+        f"<footer>{footer}<p>Made by sottovoce {escape(package_version())}. This file is whole: it "
+        "asks no other host for anything.</p></footer>\n"
         f"{script if drawn else ''}\n</body>\n</html>\n"
     )
 

@@ -113,7 +113,7 @@ def _result_section(path: Path) -> Section:
         band = result.band(name)
         spread = (band.low.tolist(), band.high.tolist()) if runs > 1 else (None, None)
         series = Series(
-            str(facts["algorithm"].get("mechanism") or facts["algorithm"]["name"]),
+            _named(facts["algorithm"]),
             result.rounds,
             band.mean.tolist(),
             *spread,
@@ -177,3 +177,8 @@ def _pretty(facts: Mapping[str, Any]) -> str:
 
 def _anchor(text: str) -> str:
     return "".join(letter if letter.isalnum() else "-" for letter in text.lower())
+
+
+def _named(algorithm: Mapping[str, Any]) -> str:
+    """An algorithm's name; version 0.1 called the field otherwise."""
+    return str(algorithm.get("mechanism") or algorithm["name"])
