@@ -14,7 +14,7 @@ from torch import nn
 
 from sottovoce.graphs import complete, from_matrix, ring
 from sottovoce.problems import Estimation
-from sottovoce.storage.identity import code_of, digest, fingerprint
+from sottovoce.storage.identity import code_of, digest, fingerprint, identity_of
 
 
 def made(source: str, **around: Any) -> Any:

@@ -7,7 +7,7 @@ import typer
 
 from sottovoce.cli.fields import command
 from sottovoce.cli.show import print_json, print_table, print_written
-from sottovoce.studies.everything import INTRO, EverythingSettings, verdicts
+from sottovoce.studies.everything import INTRO, EverythingSettings, reproduce_all, verdicts
 from sottovoce.studies.study import Study, kinds
 
 _RESULTS = Path("sottovoce-results")
@@ -26,7 +26,9 @@ def _show_all(studies: Sequence[Study], out: Path, as_json: bool, report: bool) 
 
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-app.command("all")(command(EverythingSettings, reproduce_all, _RESULTS / "all", _show_all, parts=""))
+app.command("all")(
+    command(EverythingSettings, reproduce_all, _RESULTS / "all", _show_all, parts="")
+)
 for kind in kinds().values():
     if kind.settings and kind.run:
         made = command(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sottovoce.errors import ProblemError
 from sottovoce.randomness import Streams
-from sottovoce.storage.identity import code_of
+from sottovoce.storage.identity import code_of, identity_of
 
 WORK_BYTES = 1 << 18
 
