@@ -23,6 +23,7 @@ from sottovoce.report import load_section
 from sottovoce.report.demo import DemoSettings, demo_study, open_page, write_demo
 from sottovoce.report.demo.story import OWN_MODEL
 from sottovoce.storage.execution import Execution
+from sottovoce.storage.identity import package_version
 
 TINY = DemoSettings(runs=2, block=20, blocks=2, iterations=3, restarts=1, insecure_seed=3)
 CLI = [sys.executable, "-c", "from sottovoce.cli import main; main()"]
@@ -69,7 +70,7 @@ def test_every_number_on_the_page_is_the_one_in_the_data(page: Element, data: An
 
 def test_no_number_stands_on_the_page_without_its_source(page: Element, data: Any) -> None:
     text = page.all("body")[0].text(leave_out=("data", "script", "code", "style"))
-    text = text.replace("sottovoce 0.1.0", "")
+    text = text.replace(f"sottovoce {package_version()}", "")
     rounds = {f"{moment['round']:,}" for moment in data["moments"].values()}
     stray = set(re.findall(r"\d[\d,]*\.\d+|\d[\d,]*\s?%|\d[\d,]*\d", text)) - rounds
     assert not stray
