@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^<!-- run -->\n+```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FIGURE = re.compile(r"!\[([^\]]*)\]\(([^)\s]+)\)")
 

@@ -13,7 +13,7 @@ from sottovoce.mechanisms.mechanism import Mechanism
 from sottovoce.mechanisms.part import Part
 from sottovoce.mechanisms.parts import Shares
 from sottovoce.mechanisms.reference import by_messages, exchange, take_step
-from sottovoce.randomness import Streams, private_streams
+from sottovoce.randomness import DeviceStreams, Streams
 from sottovoce.stepsizes import Stepsize, Uniform
 
 _LARGEST = 32
@@ -50,8 +50,7 @@ def _stand_in(graph: Graph) -> Graph:
 def public_split(mechanism: Mechanism, graph: Graph) -> bool:
     """Whether the coefficients b_ij ask for no private number."""
     x, g = _inputs(graph)
-    streams = private_streams(_SHAPE[0], graph.agents, insecure_seed=0)
-    flow = Flow(x, g, graph.routes(), streams, Stepsize(), Clock(1))
+    flow = Flow(x, g, graph.routes(), _numbers(graph), Stepsize(), Clock(1))
     mechanism.split(flow)
     return not flow.asked
 
@@ -83,6 +82,11 @@ def _shortest(part: Part) -> tuple[Part, ...]:
     return (part,) if part.place == "split" else (Shares("weights"), part)
 
 
+def _numbers(graph: Graph) -> Streams:
+    """Numbers to play with; nothing secret is drawn, so that no cipher is needed."""
+    return DeviceStreams(range(_SHAPE[0]), range(graph.agents), 0, torch.device("cpu"))
+
+
 def _inputs(graph: Graph) -> tuple[Tensor, Tensor]:
     """States and gradients to play with."""
     generator = torch.Generator().manual_seed(0)
@@ -100,7 +104,7 @@ def _played(
 ) -> tuple[Flow, Tensor, Tensor]:
     """Two rounds: the flow, all messages and the last states."""
     state, gradient = _inputs(graph)
-    streams = _Louder(private_streams(_SHAPE[0], graph.agents, insecure_seed=0), loudness)
+    streams = _Louder(_numbers(graph), loudness)
     routes, seen = graph.routes(), list[Tensor]()
     flow = Flow(
         (state if x is None else x).clone(),
