@@ -111,8 +111,8 @@ def _options(
 def _use_idle_cores() -> None:
     """Give torch no more threads than there are idle cores, unless OMP_NUM_THREADS says how many.
 
-    Threads that share a core wait for one another in every operation (docs/results/speed.md). Torch reads
-    the variable when it is imported.
+    Threads that share a core wait for one another in every operation (docs/results/speed.md).
+    Torch reads the variable when it is imported.
     """
     if hasattr(os, "getloadavg"):
         cores = os.cpu_count() or 1
