@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from benchmarks.common import by_turns, machine, ratio, save, show
 from benchmarks.workloads import Clocked
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from sottovoce import DSGD, PDSGD, ring, simulate
 from sottovoce.kernels import philox
-from sottovoce.kernels.mixing import mix_
+from sottovoce.kernels.mixing import Factors, mix_
 from sottovoce.mechanisms import Mechanism
 from sottovoce.problems.data.models import paper_cnn
 from sottovoce.problems.gradients.methods import ReplicaGradients
@@ -56,7 +57,9 @@ def mixing(runs: int, repetitions: int) -> dict[str, Any]:
     W = torch.from_numpy(ring(5).mixing.toarray()).to(CUDA, torch.float32)
     B = torch.rand(runs, 5, 5, device=CUDA)
     bad = torch.zeros(runs, 5, dtype=torch.int32, device=CUDA)
-    update = partial(mix_, state, gradient, W, key=1 << 40, round=3, runs=range(runs))
+
+    def update(splitting: Tensor | None, interval: tuple[float, float]) -> None:
+        mix_(state, gradient, W, splitting, bad, Factors(interval, 1 << 40, 3, range(runs)))
 
     def plain() -> None:
         drawn = philox.uniform(range(runs), range(5), DIMENSION, torch.float32, 1 << 40, 3, CUDA)
@@ -66,8 +69,8 @@ def mixing(runs: int, repetitions: int) -> dict[str, Any]:
 
     works: dict[str, Callable[[], object]] = {
         "copy": lambda: other.copy_(state),
-        "PDSGD": lambda: update(B, bad, (1e-3, 2e-3)),
-        "DSGD": lambda: update(None, bad, (1e-3, 1e-3)),
+        "PDSGD": lambda: update(B, (1e-3, 2e-3)),
+        "DSGD": lambda: update(None, (1e-3, 1e-3)),
         "plain torch": plain,
     }
     took = by_turns({name: partial(seconds, work) for name, work in works.items()}, repetitions)

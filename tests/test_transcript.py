@@ -5,16 +5,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from sottovoce.errors import ResultError, SimulationError
+from sottovoce.errors import ResultError, SimulationError, StepsizeError
 from sottovoce.graphs import grid
 from sottovoce.mechanisms import ALGORITHMS, PDSGD, Clock, Flow, Mechanism
 from sottovoce.mechanisms.reference import split_step
+from sottovoce.privacy.adversaries import Eavesdropper
+from sottovoce.privacy.attacks import Elimination
 from sottovoce.problems import Quadratic
 from sottovoce.randomness import private_streams
 from sottovoce.simulation.options import Options
 from sottovoce.simulation.runner import simulate
 from sottovoce.simulation.transcript import Recording, Transcript
-from sottovoce.stepsizes import Stepsize, Uniform
+from sottovoce.stepsizes import Custom, Power, PrivateDeviation, Stepsize, Uniform
 
 EVERY = [*(make() for make in ALGORITHMS.values()), PDSGD("coordinate")]
 GRAPH = grid(2, 3)
@@ -145,3 +147,27 @@ def test_a_transcript_without_its_truth_is_refused_by_name(tmp_path: Path) -> No
 def test_impossible_recordings_are_refused(rounds: list[int], runs: list[int]) -> None:
     with pytest.raises(SimulationError, match="rounds count from 1, runs from 0"):
         Recording(rounds, runs)
+
+
+def test_per_agent_scales_and_schedules_of_ones_own_survive_the_disk(tmp_path) -> None:
+    scales = Stepsize(Power((0.1, 0.2, 0.3, 0.4, 0.5, 0.6)), Uniform())
+    own = Stepsize(Custom(lambda k: 0.1 / k, name="mine"), Uniform())
+    deviating = Stepsize(law=Uniform(), deviation=PrivateDeviation(5, 0.5))
+    for stepsize in (scales, own, deviating):
+        result = simulate(
+            Quadratic.random(6, 4),
+            "pdsgd",
+            GRAPH,
+            steps=3,
+            stepsize=stepsize,
+            options=Options(record=Recording([2, 3])),
+        )
+        assert result.transcript is not None
+        result.transcript.save(tmp_path / "kept")
+        if stepsize is own:
+            with pytest.raises(StepsizeError, match="'mine'"):
+                Transcript.load(tmp_path / "kept")
+        loaded = Transcript.load(tmp_path / "kept", stepsize=own if stepsize is own else None)
+        assert loaded.stepsize == stepsize
+        found = Eavesdropper().view(loaded)
+        assert Elimination().estimate(found, 1, 2).gradient.isfinite().all()
