@@ -51,9 +51,9 @@ from sottovoce.errors import PrivacyError
 from sottovoce.graphs import Graph, as_graph
 from sottovoce.mechanisms import Mechanism, as_mechanism, check, public_split
 from sottovoce.privacy.adversaries import Adversary, parse_adversary
-from sottovoce.privacy.columns import Array
+from sottovoce.privacy.columns import Array, Start
 from sottovoce.privacy.message_law import MessageLaw
-from sottovoce.privacy.posterior import Posterior, Start
+from sottovoce.privacy.posterior import Posterior
 from sottovoce.simulation.transcript import Setting
 from sottovoce.stepsizes import Stepsize, as_stepsize
 from sottovoce.storage.files import write_json

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sottovoce.errors import AttackError
 from sottovoce.privacy.adversaries import View
+from sottovoce.privacy.columns import ends_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,10 +104,8 @@ def expected_shares(view: View, links: list[int]) -> Tensor:
     """The public means of the coefficients b_ij on links: (links,) float64, 0 for DSGD."""
     routes = view.graph.routes()
     expected = view.algorithm.split.mean(routes).tolist()
-    pairs = zip(routes.receiver.tolist(), routes.sender.tolist(), strict=True)
-    means = dict(zip(pairs, expected, strict=True))
-    ends = zip(view.receiver[links].tolist(), view.sender[links].tolist(), strict=True)
-    return torch.tensor([means[pair] for pair in ends], dtype=torch.float64)
+    means = dict(zip(ends_of(routes), expected, strict=True))
+    return torch.tensor([means[pair] for pair in view.ends(links)], dtype=torch.float64)
 
 
 def ratios(view: View, links: list[int], at: int) -> Tensor:
