@@ -68,7 +68,7 @@ class Victims:
                 for x, y in zip(self.images, self.labels, strict=True)
             ]
         )
-        self.blind = blind_guess(self.training, self.images).best.median().item()
+        self.blind = blind_guess(self.training, self.images).median().item()
 
     def noise(self) -> Tensor:
         generator = torch.Generator().manual_seed(3)

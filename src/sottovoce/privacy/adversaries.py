@@ -159,7 +159,7 @@ def _named(name: str, knows: frozenset[str]) -> str:
 def _stepsizes(transcript: Transcript) -> Tensor:
     """Λ = step / gradient; where the gradient is 0 its stepsize changes nothing and counts as 0.
 
-    A public stepsize is no secret to be told: noise on the gradient must not leave with it.
+    Public stepsizes are not divided out, so that noise on the gradient stays in the estimate.
     """
     steps, gradients = transcript.truth.steps, transcript.truth.gradients
     public, agents = transcript.stepsize, range(transcript.graph.agents)

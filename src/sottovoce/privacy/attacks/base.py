@@ -31,15 +31,16 @@ class Estimate:
 
 
 class Attack(ABC):
-    """From messages to a gradient estimate; refused with what is missing, by name."""
+    """Turn messages into a gradient estimate; raise an AttackError that names what is missing."""
 
     name: ClassVar[str]
-    needs: ClassVar[str]
-    """What the adversary must see, in words."""
+    around: ClassVar[tuple[int, int]] = (0, 0)
+    """How many rounds before and after the attacked one must be recorded."""
 
     def rounds(self, round: int) -> list[int]:
         """The rounds that must be recorded to attack `round`."""
-        return [round]
+        before, after = self.around
+        return list(range(max(1, round - before), round + after + 1))
 
     @abstractmethod
     def estimate(self, view: View, target: int, round: int) -> Estimate:
@@ -59,7 +60,7 @@ class Attack(ABC):
             )
 
     def _require_links(self, view: View, target: int, least: int) -> list[int]:
-        """The seen links on which the target sends, at least so many of them."""
+        """The seen links on which the target sends; raise if there are fewer than `least`."""
         self._require_target(view, target)
         links = view.links_from(target)
         if len(links) < least:

@@ -40,12 +40,12 @@ class Reader(ABC):
     name: ClassVar[str]
     search: Search = field(default_factory=Search)
 
-    @abstractmethod
     def suits(self, model: nn.Module, inputs: Inputs, estimate: Estimate, noisy: bool) -> bool:
-        """Whether it can read an estimate.
+        """Whether it can read an estimate: most need the signs.
 
         noisy: whether there is noise on the estimate that does not scale with it.
         """
+        return estimate.signs_known
 
     def read(
         self, model: nn.Module, estimate: Estimate, inputs: Inputs, spread: float
@@ -108,9 +108,6 @@ class Projection(Reader):
     """
 
     name: ClassVar[str] = "projection"
-
-    def suits(self, model: nn.Module, inputs: Inputs, estimate: Estimate, noisy: bool) -> bool:
-        return estimate.signs_known
 
     def _invert(self, problem: MatchingProblem, spread: float) -> Inversion:
         power, smooth = (0.25, 0.01) if spread > WIDE_SPREAD else (1.0, 0.0)
