@@ -291,9 +291,7 @@ def account(
         if sized_law is not None and size is not None:
             sized = _without_prior(sized_law.posterior(agent), size * mean)
         largest = np.array([_largest_stepsize(stepsize, k, agent) for k in law.rounds])
-        protection = partial(
-            _protection, mean=mean, change=settings.clip * largest, delta=settings.delta
-        )
+        change, delta = settings.clip * largest, settings.delta
         group = law.group(agent)
         overheard = law.sees_all_of(group)
         agents.append(
@@ -306,9 +304,9 @@ def account(
                 overheard and public and not sighted.exact,
                 _finite(blind.sd.min()),
                 _sum_sd(blind),
-                protection(blind),
-                None if sized is None else protection(sized),
-                protection(sighted),
+                _protection(blind, mean, change, delta),
+                None if sized is None else _protection(sized, mean, change, delta),
+                _protection(sighted, mean, change, delta),
             )
         )
     return Account(

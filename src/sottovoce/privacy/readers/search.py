@@ -154,8 +154,8 @@ class MatchingProblem:
             for part, r in zip(torch.split(points, size), torch.split(rows, size), strict=True):
                 u = part.detach().requires_grad_()
                 target = self.target_of[r]
-                pixels, labels = decode(u, r)
-                candidate = self.compute(self.state[target], inputs.standardise(pixels), labels)
+                pixels, answers = decode(u, r)
+                candidate = self.compute(self.state[target], inputs.standardise(pixels), answers)
                 loss = mismatch(candidate, self.gradient[target])
                 if variation:
                     loss = loss + variation * variation_of(pixels)
@@ -184,7 +184,7 @@ class MatchingProblem:
                 loss_tolerance=torch.finfo(start.dtype).eps ** 2,
                 observer=lambda k, x: keep(self.warmup + k, x),
             )
-            loss = found.loss.nan_to_num(torch.inf).view(self.targets, -1)
+            loss = found.loss.nan_to_num(torch.inf).view(self.targets, self.search.restarts)
             best = self.rows[:: self.search.restarts] + loss.argmin(1)
             images, soft = decode(found.x[best], best)
             residual, _ = evaluate(found.x[best], best, 0.0)
