@@ -39,8 +39,8 @@ from sottovoce.privacy.accountant import (
     gaussian_epsilon,
 )
 from sottovoce.privacy.adversaries import Adversary, CuriousAgents, Eavesdropper, parse_adversary
+from sottovoce.privacy.columns import Seen
 from sottovoce.privacy.message_law import MessageLaw, seen_links
-from sottovoce.privacy.posterior import Seen
 from sottovoce.problems import Quadratic
 from sottovoce.randomness import private_streams
 from sottovoce.simulation.options import Options

@@ -5,15 +5,25 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.errors import AttackError
-from sottovoce.privacy.readers import Inversion, Search, dlg, projection, sign_free
+from sottovoce.privacy.attacks import Estimate
+from sottovoce.privacy.readers import (
+    Dlg,
+    Inversion,
+    Likelihood,
+    Magnitude,
+    Projection,
+    Reader,
+    Search,
+)
 from sottovoce.privacy.readers.layers import infer_label, linear_layer
 from sottovoce.privacy.readers.matching import (
     BatchedGradient,
     Inputs,
     compress,
     jumps,
+    misalignment,
     sign_free_likelihood,
-    total_variation,
+    variation_of,
 )
 from sottovoce.privacy.readers.metrics import (
     blind_guess,
@@ -22,6 +32,7 @@ from sottovoce.privacy.readers.metrics import (
     match_batch,
     summed_squared_error,
 )
+from sottovoce.privacy.readers.search import MatchingProblem
 from sottovoce.problems.data import models
 from sottovoce.problems.data import sets as datasets
 
@@ -57,7 +68,7 @@ class Victims:
                 for x, y in zip(self.images, self.labels, strict=True)
             ]
         )
-        self.blind = blind_guess(self.training, self.images).best.median().item()
+        self.blind = blind_guess(self.training, self.images).median().item()
 
     def noise(self) -> Tensor:
         generator = torch.Generator().manual_seed(3)
@@ -73,8 +84,11 @@ class Victims:
     def error(self, found: Inversion) -> float:
         return summed_squared_error(found.images, self.images).median().item()
 
-    def project(self, gradient: Tensor, search: Search = QUICK, **options: float) -> Inversion:
-        return projection(self.model, self.state, gradient, INPUTS, search=search, **options)
+    def read(self, reader: Reader, gradient: Tensor, spread: float = 0.0) -> Inversion:
+        return reader.read(self.model, Estimate(gradient, True, self.state), INPUTS, spread)
+
+    def project(self, gradient: Tensor, search: Search = QUICK, spread: float = 0.0) -> Inversion:
+        return self.read(Projection(search), gradient, spread)
 
 
 @pytest.fixture(scope="module")
@@ -123,16 +137,14 @@ def test_projection_recovers_images_from_exact_gradients(victims):
 
 def test_dlg_recovers_images_and_labels_from_exact_gradients(victims):
     search = Search(iterations=250, restarts=2)
-    found = dlg(victims.model, victims.state, victims.gradient, INPUTS, search=search)
+    found = victims.read(Dlg(search), victims.gradient)
     assert victims.error(found) < 1
     assert label_correct(found.labels, victims.labels).all()
     assert not found.diverged.any()
 
 
 def test_dlg_confined_to_the_box_with_inferred_labels_recovers_images(victims):
-    labels = infer_label(victims.model, victims.gradient).labels
-    model, state, gradient = victims.model, victims.state, victims.gradient
-    found = dlg(model, state, gradient, INPUTS, labels=labels, confined=True, search=QUICK)
+    found = victims.read(Dlg(QUICK, confined=True), victims.gradient)
     assert victims.error(found) < 1
     assert found.images.min() >= 0
     assert found.images.max() <= 1
@@ -157,7 +169,7 @@ def test_projection_of_noise_is_no_better_than_a_blind_guess(victims):
 
 def test_dlg_of_noise_is_no_better_than_a_blind_guess(victims):
     search = Search(iterations=60, restarts=1)
-    found = dlg(victims.model, victims.state, victims.noise(), INPUTS, search=search)
+    found = victims.read(Dlg(search), victims.noise())
     assert victims.error(found) > victims.blind
     assert found.diverged.all()
 
@@ -170,14 +182,14 @@ def test_projection_sees_through_the_experiments_stepsize_law_at_round_50(victim
 def test_uniform_stepsizes_protect_against_the_plain_cosine_and_not_against_compression(victims):
     gradient = victims.scaled(0, 2)
     plain = victims.error(victims.project(gradient))
-    compressed = victims.project(gradient, power=0.25, total_variation=0.01)
+    compressed = victims.project(gradient, spread=0.58)
     assert plain > 20
     assert victims.error(compressed) < 5
 
 
 def test_dlg_fails_without_the_scale_that_projection_does_not_need(victims):
     search = Search(iterations=60, restarts=1)
-    found = dlg(victims.model, victims.state, victims.scaled(1, 1), INPUTS, search=search)
+    found = victims.read(Dlg(search), victims.scaled(1, 1))
     assert victims.error(found) > victims.blind
 
 
@@ -186,10 +198,10 @@ def test_sixteen_images_are_recovered_from_exact_gradients_and_none_from_noise()
     many = Victims(16)
     deep = Search(iterations=300, restarts=2)
     assert many.error(many.project(many.gradient, deep)) < 1
-    assert many.error(dlg(many.model, many.state, many.gradient, INPUTS, search=deep)) < 1
+    assert many.error(many.read(Dlg(deep), many.gradient)) < 1
     assert many.error(many.project(many.scaled(1 - 1 / 50, 1), deep)) < 2
     assert many.error(many.project(many.noise(), deep)) > many.blind
-    assert many.error(dlg(many.model, many.state, many.noise(), INPUTS, search=deep)) > many.blind
+    assert many.error(many.read(Dlg(deep), many.noise())) > many.blind
 
 
 def test_each_target_is_inverted_at_its_own_state(victims):
@@ -197,7 +209,7 @@ def test_each_target_is_inverted_at_its_own_state(victims):
     second = gradient_by_autograd(other, victims.images[1], victims.labels[1], INPUTS)
     states = torch.stack([victims.state, flat(other)])
     gradients = torch.stack([victims.gradient[0], second])
-    found = projection(victims.model, states, gradients, INPUTS, search=QUICK)
+    found = Projection(QUICK).read(victims.model, Estimate(gradients, True, states), INPUTS, 0.0)
     assert (summed_squared_error(found.images, victims.images[:2]) < 1).all()
 
 
@@ -205,10 +217,8 @@ def test_a_wrong_label_is_given_up_for_the_candidate_that_fits(victims):
     right = victims.labels[:1, None]
     candidates = torch.cat([(right + 1) % 10, right], 1)
     search = Search(iterations=40, restarts=2)
-    gradient = victims.gradient[:1]
-    found = projection(
-        victims.model, victims.state, gradient, INPUTS, labels=candidates, search=search
-    )
+    problem = MatchingProblem(victims.model, victims.state, victims.gradient[:1], INPUTS, search)
+    found = problem.invert(misalignment(1.0), candidates)
     assert found.labels.tolist() == victims.labels[:1].tolist()
 
 
@@ -242,14 +252,9 @@ def test_a_batch_of_two_is_recovered_with_known_labels(victims):
     inputs = Inputs((1, 28, 28), batch_size=2, mean=0.1307, std=0.3081)
     pixels, labels = victims.images[:2, 0], victims.labels[:2, 0]
     gradient = gradient_by_autograd(victims.model, pixels, labels, inputs)[None]
-    found = projection(
-        victims.model,
-        victims.state,
-        gradient,
-        inputs,
-        labels=labels[None],
-        search=Search(200, restarts=2),
-    )
+    search = Search(200, restarts=2)
+    problem = MatchingProblem(victims.model, victims.state, gradient, inputs, search)
+    found = problem.invert(misalignment(1.0), labels[None])
     order = match_batch(found.images, pixels[None])[0]
     error = summed_squared_error(found.images[0, order], pixels)
     assert (error < 5).all()
@@ -331,7 +336,7 @@ def test_compression_keeps_signs_and_turns_a_scale_into_its_power():
 def test_total_variation_of_a_step_edge():
     images = torch.zeros(1, 1, 1, 4, 4)
     images[..., 2:] = 1
-    assert total_variation(images).item() == pytest.approx(4 / 12)
+    assert variation_of(images).item() == pytest.approx(4 / 12)
 
 
 def test_pixels_and_model_inputs_are_inverse_to_each_other_for_each_channel():
@@ -345,23 +350,24 @@ def test_pixels_and_model_inputs_are_inverse_to_each_other_for_each_channel():
 def test_refusals_name_what_was_given(victims):
     model, state, gradient = victims.model, victims.state, victims.gradient
     with pytest.raises(AttackError, match="7 entries"):
-        projection(model, state[:7], gradient[:, :7], INPUTS)
+        MatchingProblem(model, state[:7], gradient[:, :7], INPUTS, QUICK)
     with pytest.raises(AttackError, match="state must have shape"):
-        dlg(model, state[:7], gradient, INPUTS)
+        MatchingProblem(model, state[:7], gradient, INPUTS, QUICK)
     with pytest.raises(AttackError, match="power"):
-        projection(model, state, gradient, INPUTS, power=0.0)
+        misalignment(0.0)
+    problem = MatchingProblem(model, state, gradient, INPUTS, QUICK)
     with pytest.raises(AttackError, match=r"labels of shape \(3,\)"):
-        projection(model, state, gradient, INPUTS, labels=torch.zeros(3, dtype=torch.long))
+        problem.invert(misalignment(1.0), torch.zeros(3, dtype=torch.long))
     with pytest.raises(AttackError, match="integers from 0 to 9"):
-        projection(model, state, gradient, INPUTS, labels=torch.full((4,), 10))
+        problem.invert(misalignment(1.0), torch.full((4,), 10))
     with pytest.raises(AttackError, match="iterations"):
         Search(iterations=0)
     with pytest.raises(AttackError, match="low < high"):
         Inputs((1, 28, 28), low=1.0, high=0.0)
 
 
-@pytest.mark.parametrize("likelihood", [False, True])
-def test_magnitudes_alone_give_images_away_and_noise_does_not(victims, likelihood):
+@pytest.mark.parametrize("reader", [Magnitude(QUICK), Likelihood(QUICK)])
+def test_magnitudes_alone_give_images_away_and_noise_does_not(victims, reader):
     generator = torch.Generator().manual_seed(6)
     signs = torch.randint(0, 2, victims.gradient.shape, generator=generator) * 2 - 1
     hidden = signs * victims.gradient
@@ -370,10 +376,7 @@ def test_magnitudes_alone_give_images_away_and_noise_does_not(victims, likelihoo
     assert torch.equal(guess.ranked.sort(1).values[0], torch.arange(10))
 
     def error(gradient: Tensor) -> float:
-        found = sign_free(
-            victims.model, victims.state, gradient, INPUTS, likelihood=likelihood, search=QUICK
-        )
-        return victims.error(found)
+        return victims.error(victims.read(reader, gradient))
 
     assert gradient_cosine(hidden, victims.gradient).abs().max() < 0.2
     assert error(hidden) < 5

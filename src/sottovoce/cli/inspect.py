@@ -14,7 +14,7 @@ from sottovoce.graphs.graph import DIAMETER_LIMIT
 
 if TYPE_CHECKING:
     from sottovoce.privacy.accountant import Account
-    from sottovoce.privacy.posterior import Start
+    from sottovoce.privacy.columns import Start
     from sottovoce.stepsizes.conditions import Condition
 
 

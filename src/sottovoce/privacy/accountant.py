@@ -17,7 +17,7 @@ Kinds of side knowledge are told apart, because they mean different things.
 
 `nothing_else`: the adversary knows nothing about any step. The multiplier is the posterior
 deviation of the step. It says how well the best attack does that has no idea of the gradients; it
-is NOT differential privacy, because whoever can guess other steps does better.
+is NOT differential privacy: an adversary who can guess other steps does better.
 
 `size_known`, where a size τ is given: the adversary knows that entries of gradients are Gaussian of
 deviation τ, independent from round to round. Where τ is below the noise, steps of other rounds are
@@ -31,8 +31,9 @@ for replacing gradients take C twice as large. Steps may react to what was recei
 of an agent are seen, its messages of a round have fresh noise and, given those before, depend on no
 other agent, so that the rounds compose as adaptively chosen Gaussian mechanisms (Koskela, Tobaben
 and Honkela 2023). For agents with unseen links the figure presumes that the others' steps do not
-react to the change, and is no guarantee; what holds against the eavesdropper holds against whoever
-sees less. The figure for one round presumes that all other steps are the same either way.
+react to the change, and is no guarantee; what holds against the eavesdropper also holds against an
+adversary who sees less. The figure for one round presumes that all other steps are the same either
+way.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,9 +53,9 @@ from sottovoce.errors import PrivacyError
 from sottovoce.graphs import Graph, as_graph
 from sottovoce.mechanisms import Mechanism, as_mechanism, check, public_split
 from sottovoce.privacy.adversaries import Adversary, parse_adversary
-from sottovoce.privacy.columns import Array
+from sottovoce.privacy.columns import Array, Start
 from sottovoce.privacy.message_law import MessageLaw
-from sottovoce.privacy.posterior import Posterior, Start
+from sottovoce.privacy.posterior import Posterior
 from sottovoce.simulation.transcript import Setting
 from sottovoce.stepsizes import Stepsize, as_stepsize
 from sottovoce.storage.files import write_json
@@ -162,7 +164,8 @@ class Account:
         found: dict[str, list[AgentAccount]] = {}
         for one in self.agents:
             kinds = one.protections().values()
-            key = [[_short(v) for v in (*p.multiplier, p.round_mu, p.total_mu)] for p in kinds]
+            figures = [v for p in kinds for v in (*p.multiplier, p.round_mu, p.total_mu)]
+            key = [None if v is None else f"{v:.6g}" for v in figures]
             found.setdefault(f"{key} {one.all_links_seen} {one.exposed}", []).append(one)
         return list(found.values())
 
@@ -269,30 +272,24 @@ def account(
     settings: AccountSettings | None = None,
 ) -> Account:
     """Account for every agent that the adversary does not hold."""
-    mechanism, graph, settings = (
-        as_mechanism(algorithm),
-        as_graph(graph),
-        settings or AccountSettings(),
-    )
+    mechanism, graph = as_mechanism(algorithm), as_graph(graph)
+    settings = settings or AccountSettings()
     adversary = parse_adversary(adversary) if isinstance(adversary, str) else adversary
     check(mechanism, graph)
     given = settings.stepsize
     stepsize = mechanism.default_stepsize if given is None else as_stepsize(given)
     setting = Setting(graph, mechanism, stepsize)
-    law = MessageLaw.against(setting, settings.rounds, adversary, start=settings.start)
-    sized_law = None
-    if settings.gradient is not None:
-        sized_law = MessageLaw.against(
-            setting, settings.rounds, adversary, start=settings.start, prior=settings.gradient
-        )
+    against = partial(MessageLaw.against, setting, settings.rounds, adversary, start=settings.start)
+    law, size = against(), settings.gradient
+    sized_law = None if size is None else against(prior=size)
     targets, public = adversary.targets(graph), public_split(mechanism, graph)
     agents = []
     for agent in targets:
         blind, sighted = law.posterior(agent), law.given_all_else(agent)
         mean = law.stepsizes[:, agent]
         sized = None
-        if sized_law is not None and settings.gradient is not None:
-            sized = _without_prior(sized_law.posterior(agent), settings.gradient * mean)
+        if sized_law is not None and size is not None:
+            sized = _without_prior(sized_law.posterior(agent), size * mean)
         largest = np.array([_largest_stepsize(stepsize, k, agent) for k in law.rounds])
         change, delta = settings.clip * largest, settings.delta
         group = law.group(agent)
@@ -333,13 +330,8 @@ def _protection(posterior: Posterior, mean: Array, change: Array, delta: float) 
     total = math.inf
     if not posterior.exact:
         total = math.sqrt(change @ np.abs(posterior.precision) @ change)
-    return Protection(
-        [_finite(value) for value in posterior.sd / mean],
-        _finite(worst),
-        _finite(gaussian_epsilon(worst, delta)),
-        _finite(total),
-        _finite(gaussian_epsilon(total, delta)),
-    )
+    figures = worst, gaussian_epsilon(worst, delta), total, gaussian_epsilon(total, delta)
+    return Protection([_finite(value) for value in posterior.sd / mean], *map(_finite, figures))
 
 
 def _without_prior(posterior: Posterior, prior: Array) -> Posterior:
@@ -372,10 +364,6 @@ def _sum_sd(posterior: Posterior) -> float | None:
 
 def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
-
-
-def _short(value: float | None) -> str:
-    return "inf" if value is None else f"{value:.6g}"
 
 
 def _names(agents: Iterable[AgentAccount]) -> str:

@@ -14,59 +14,25 @@ from torch import Tensor
 
 from sottovoce.errors import AttackError
 from sottovoce.graphs import Graph
-from sottovoce.mechanisms import Mechanism
-from sottovoce.simulation.transcript import Setting, Transcript
-from sottovoce.stepsizes import Stepsize
+from sottovoce.simulation.transcript import Messages, Transcript, Truth
 
 SIDE_INFORMATION = ("state", "stepsizes")
 
 
 @dataclass(frozen=True, eq=False)
-class Inside:
-    """What a curious agent knows of itself: states, gradients and steps, (rounds, runs, d) each."""
+class View(Messages):
+    """What one adversary sees of a transcript: the messages on the links that it sees.
 
-    states: Tensor
-    gradients: Tensor
-    steps: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class View:
-    """What one adversary sees of a transcript.
-
-    sender, receiver: (links,) of the links it sees; messages: (rounds, runs, links, d); start:
-    (runs, d), the point at which the agents began, or around which they drew private starting
-    points of the standard deviation `private_start`; inside: its own agents. states and stepsizes
-    are side information about every agent, (rounds, runs, agents, d), for an adversary that `knows`
-    it.
+    start: (runs, d), the point at which the agents began, or around which they drew private
+    starting points of the standard deviation `private_start`; inside: what its own agents know of
+    themselves, (rounds, runs, d) each. states and stepsizes are side information about every
+    agent, (rounds, runs, agents, d), for an adversary that `knows` it.
     """
 
-    setting: Setting
-    rounds: list[int]
-    runs: list[int]
-    sender: Tensor
-    receiver: Tensor
-    messages: Tensor
     start: Tensor | None
-    inside: Mapping[int, Inside] = field(default_factory=dict)
+    inside: Mapping[int, Truth] = field(default_factory=dict)
     states: Tensor | None = None
     stepsizes: Tensor | None = None
-
-    @property
-    def graph(self) -> Graph:
-        return self.setting.graph
-
-    @property
-    def algorithm(self) -> Mechanism:
-        return self.setting.algorithm
-
-    @property
-    def stepsize(self) -> Stepsize:
-        return self.setting.stepsize
-
-    @property
-    def private_start(self) -> float:
-        return self.setting.private_start
 
     def position(self, round: int, attack: str) -> int:
         """Where a round lies in the tensors; refused when it was not recorded."""
@@ -90,9 +56,8 @@ class View:
 
     def weights(self, links: list[int]) -> Tensor:
         """w_ij of links, (len(links),) in float64."""
-        pairs = zip(self.receiver[links].tolist(), self.sender[links].tolist(), strict=True)
-        mixing = self.graph.mixing
-        return torch.tensor([float(mixing[i, j]) for i, j in pairs], dtype=torch.float64)
+        weights = [float(self.graph.mixing[ends]) for ends in self.ends(links)]
+        return torch.tensor(weights, dtype=torch.float64)
 
 
 class Adversary(ABC):
@@ -117,9 +82,9 @@ class Adversary(ABC):
     def own(self) -> frozenset[int]:
         """The agents that are its own."""
 
-    @abstractmethod
-    def _seen(self, transcript: Transcript) -> Tensor:
-        """Positions of the links whose messages it sees: (links,)."""
+    def sees(self, receiver: int, sender: int) -> bool:
+        """Whether it sees a link; one without agents of its own hears all, others their own."""
+        return not self.own or receiver in self.own or sender in self.own
 
     def targets(self, graph: Graph) -> list[int]:
         """The agents that it can attack: those that are not its own."""
@@ -127,12 +92,12 @@ class Adversary(ABC):
 
     def view(self, transcript: Transcript) -> View:
         """What it sees of a transcript."""
-        inside = self.own
-        if inside and max(inside) >= transcript.graph.agents:
+        own, truth = sorted(self.own), transcript.truth
+        if own and own[-1] >= transcript.graph.agents:
             raise AttackError(
-                f"there is no agent {max(inside)}; agents are 0 to {transcript.graph.agents - 1}"
+                f"there is no agent {own[-1]}; agents are 0 to {transcript.graph.agents - 1}"
             )
-        links, truth = self._seen(transcript), transcript.truth
+        links = [at for at, ends in enumerate(transcript.ends()) if self.sees(*ends)]
         return View(
             transcript.setting,
             list(transcript.rounds),
@@ -141,14 +106,7 @@ class Adversary(ABC):
             transcript.receiver[links],
             transcript.messages[:, :, links],
             transcript.start,
-            {
-                agent: Inside(
-                    truth.states[:, :, agent],
-                    truth.gradients[:, :, agent],
-                    truth.steps[:, :, agent],
-                )
-                for agent in sorted(inside)
-            },
+            {j: Truth(*(one[:, :, j] for one in vars(truth).values())) for j in own},
             truth.states if "state" in self.knows else None,
             _stepsizes(transcript) if "stepsizes" in self.knows else None,
         )
@@ -163,9 +121,6 @@ class Eavesdropper(Adversary):
     @property
     def own(self) -> frozenset[int]:
         return frozenset()
-
-    def _seen(self, transcript: Transcript) -> Tensor:
-        return torch.arange(len(transcript.sender))
 
 
 class CuriousAgents(Adversary):
@@ -186,11 +141,6 @@ class CuriousAgents(Adversary):
     def own(self) -> frozenset[int]:
         return self.agents
 
-    def _seen(self, transcript: Transcript) -> Tensor:
-        own = torch.tensor(sorted(self.agents))
-        touched = torch.isin(transcript.sender, own) | torch.isin(transcript.receiver, own)
-        return touched.nonzero().flatten()
-
 
 def parse_adversary(text: str, knows: Iterable[str] = ()) -> Adversary:
     """Read an adversary from the command line: `eavesdropper` or `agents:1,3`."""
@@ -209,7 +159,7 @@ def _named(name: str, knows: frozenset[str]) -> str:
 def _stepsizes(transcript: Transcript) -> Tensor:
     """Λ = step / gradient; where the gradient is 0 its stepsize changes nothing and counts as 0.
 
-    A public stepsize is no secret to be told: noise on the gradient must not leave with it.
+    Public stepsizes are not divided out, so that noise on the gradient stays in the estimate.
     """
     steps, gradients = transcript.truth.steps, transcript.truth.gradients
     public, agents = transcript.stepsize, range(transcript.graph.agents)

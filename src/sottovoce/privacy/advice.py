@@ -1,4 +1,4 @@
-"""What to use instead, in plain words: what an algorithm gives away, and the setting that does not.
+"""What an algorithm gives away, and the setting that attacks did not overcome, in plain words.
 
 The sentences are computed for the graph at hand with the law of the messages (`message_law`);
 what a setting costs in accuracy was measured by `sottovoce reproduce frontier`.

@@ -9,8 +9,11 @@ mean, random shares at the mean that their rule states: they get no credit as no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
@@ -19,7 +22,7 @@ from torch import Tensor
 
 from sottovoce.errors import PrivacyError
 from sottovoce.graphs import Routes
-from sottovoce.mechanisms import Clock, Flow, Mechanism, Split
+from sottovoce.mechanisms import Clock, Flow, Split
 from sottovoce.mechanisms.reference import (
     by_messages,
     exchange,
@@ -31,8 +34,50 @@ from sottovoce.randomness import Streams
 from sottovoce.simulation.transcript import Setting
 
 Array = NDArray[np.float64]
+Start = Literal["known", "unknown"] | float
+Prior = Literal["unknown"] | float
 _RANK = 1e-9
 """Singular values below this fraction of the largest count as zero."""
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What an adversary sees and knows.
+
+    rounds: those that are seen, one after the other. links: (receiver, sender) of the seen links,
+    in the order of every estimator's columns. start: what is known of the states in the first of
+    the rounds: "known" (a common public point), "unknown" (nothing), or the standard deviation of
+    private numbers around a public point. prior: "unknown" (nothing is known about any step) or a
+    number τ: gradients are Gaussian of mean 0 and standard deviation τ. own: the adversary's
+    agents, who hold the numbers of their edges.
+    """
+
+    setting: Setting
+    rounds: list[int]
+    links: list[tuple[int, int]]
+    start: Start = "unknown"
+    prior: Prior = "unknown"
+    own: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        for name, value, words in (
+            ("start", self.start, ("known", "unknown")),
+            ("prior", self.prior, ("unknown",)),
+        ):
+            number = not isinstance(value, str)
+            if value not in words and not (number and 0 <= float(value) < math.inf):
+                raise PrivacyError(
+                    f"{name} is {value!r}; accepted: {', '.join(words)} or a standard deviation"
+                )
+
+    @cached_property
+    def stepsizes(self) -> Array:
+        """The public means λ̄, (rounds, agents), all above 0."""
+        agents, stepsize = range(self.setting.graph.agents), self.setting.stepsize
+        means = np.array([[stepsize.mean(k, j) for j in agents] for k in self.rounds])
+        if not (np.isfinite(means).all() and (means > 0).all()):
+            raise PrivacyError("a mean stepsize is not positive; the accountant needs all above 0")
+        return means.astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -142,59 +187,38 @@ class PlayedLaw:
     on_noise: Array
 
 
-def play(
-    setting: Setting,
-    agents: list[int],
-    rounds: Sequence[int],
-    seen: Sequence[tuple[int, int]],
-    known_agents: frozenset[int] = frozenset(),
-) -> PlayedLaw:
+def play(seen: Seen, agents: list[int]) -> PlayedLaw:
     """The law of the messages that a group of agents sends, given all that is seen.
 
-    agents: those joined by links that nobody sees, ascending. seen: (receiver, sender) of the seen
-    links. known_agents: who holds the numbers of their edges besides.
+    agents: those joined by links that nobody sees, ascending.
     """
-    mechanism = setting.algorithm
-    if strange := [type(part).__name__ for part in mechanism.parts if not part.linear]:
-        raise PrivacyError(
-            f"{mechanism} has parts that are not linear ({', '.join(strange)}); the law of "
-            "messages is known for linear chains only"
-        )
-    mechanism = mechanism.with_split(_AtMean(mechanism.split))
-    everyone = setting.graph.routes()
-    ends = zip(everyone.receiver.tolist(), everyone.sender.tolist(), strict=True)
-    held = frozenset(
-        edge
-        for edge, (i, j) in zip(everyone.edge.tolist(), ends, strict=True)
-        if known_agents & {i, j}
-    )
-    group = _Group(setting, mechanism, everyone.of(agents), agents, rounds, seen)
-    numbers = _Numbers(group.fixed, held)
+    group = _Group(seen, agents)
     # The first time tells how many columns there are, and when each is asked for.
-    group.play(Columns(agents, numbers), group.fixed)
-    width, since = group.fixed + len(numbers.columns), list(numbers.since)
-    return group.play(Columns(agents, numbers), width, since)
+    group.play(group.fixed)
+    return group.play(group.fixed + len(group.numbers.columns), list(group.numbers.since))
+
+
+def ends_of(routes: Routes) -> list[tuple[int, int]]:
+    """(receiver, sender) of every route."""
+    return list(zip(routes.receiver.tolist(), routes.sender.tolist(), strict=True))
 
 
 class _Group:
     """What is played: the routes of some agents, and which of their messages are seen."""
 
-    def __init__(
-        self,
-        setting: Setting,
-        mechanism: Mechanism,
-        routes: Routes,
-        agents: list[int],
-        rounds: Sequence[int],
-        seen: Sequence[tuple[int, int]],
-    ) -> None:
-        self.setting, self.mechanism, self.routes = setting, mechanism, routes
-        self.agents, self.rounds = agents, rounds
-        at = {link: place for place, link in enumerate(seen)}
+    def __init__(self, seen: Seen, agents: list[int]) -> None:
+        mechanism, everyone = seen.setting.algorithm, seen.setting.graph.routes()
+        if strange := [type(part).__name__ for part in mechanism.parts if not part.linear]:
+            raise PrivacyError(
+                f"{mechanism} has parts that are not linear ({', '.join(strange)}); the law of "
+                "messages is known for linear chains only"
+            )
+        self.mechanism = mechanism.with_split(_AtMean(mechanism.split))
+        self.stepsize, self.rounds = seen.setting.stepsize, seen.rounds
+        self.agents, self.routes = agents, everyone.of(agents)
+        at = {link: place for place, link in enumerate(seen.links)}
         local = {agent: place for place, agent in enumerate(agents)}
-        ends = list(
-            zip(routes.receiver.tolist(), (agents[j] for j in routes.sender.tolist()), strict=True)
-        )
+        ends = [(i, agents[j]) for i, j in ends_of(self.routes)]
         self.shown: dict[int, list[tuple[int, int]]] = {j: [] for j in range(len(agents))}
         for route, (i, j) in enumerate(ends):
             if (i, j) in at:
@@ -204,26 +228,29 @@ class _Group:
         self.to = torch.tensor([local[ends[route][0]] for route in hidden], dtype=torch.long)
         self.into = [(local[i], place) for (i, _), place in at.items() if i in local]
         """Which agent each seen link leads to, and its position among the seen links."""
-        self.exchanges = len(rounds) * mechanism.exchanges
+        self.exchanges = len(seen.rounds) * mechanism.exchanges
         self.gradients = len(agents)
-        self.received = self.gradients + len(rounds) * len(agents)
+        self.received = self.gradients + len(seen.rounds) * len(agents)
         self.fixed = self.received + self.exchanges * len(self.into)
+        edges = zip(everyone.edge.tolist(), ends_of(everyone), strict=True)
+        held = frozenset(edge for edge, end in edges if seen.own.intersection(end))
+        self.numbers = _Numbers(self.fixed, held)
 
-    def play(self, streams: Columns, width: int, since: Sequence[int] | None = None) -> PlayedLaw:
-        c = len(self.agents)
+    def play(self, width: int, since: Sequence[int] | None = None) -> PlayedLaw:
+        c, streams = len(self.agents), Columns(self.agents, self.numbers)
         x = torch.eye(c, width, dtype=torch.float64).unsqueeze(0)
-        flow = Flow(x, torch.zeros_like(x), self.routes, streams, self.setting.stepsize, Clock(1))
+        flow = Flow(x, torch.zeros_like(x), self.routes, streams, self.stepsize, Clock(1))
         blocks, rows, number = list[Block](), [np.zeros((0, width))], 0
         for place, round in enumerate(self.rounds):
             flow.at, flow.s = Clock(round), torch.zeros(1, c, width, dtype=torch.float64)
             first = self.gradients + place * c
             flow.s[0, :, first : first + c] = torch.eye(c, dtype=torch.float64)
-            streams._numbers.now = number
+            self.numbers.now = number
             take_step(self.mechanism, flow)
             for inner in range(self.mechanism.exchanges):
                 if inner:
                     flow.at, flow.s = Clock(round, inner), torch.zeros_like(flow.s)
-                streams._numbers.now = number
+                self.numbers.now = number
                 make_messages(self.mechanism, flow)
                 total = torch.zeros_like(flow.x)
                 total.index_add_(1, self.to, flow.v[:, self.hidden])

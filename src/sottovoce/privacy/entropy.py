@@ -1,8 +1,7 @@
 """How well anybody can estimate a gradient g from the step λ g: the paper's bound on the error.
 
-An observer who holds y = λ g and knows the law of λ and a prior of g estimates g with a mean
-squared error of at least e^{2h} / (2πe), where h = h(g | λ g) is the conditional differential
-entropy in nats.
+An observer of y = λ g who knows the law of λ and a prior of g cannot estimate g with a mean squared
+error below e^{2h} / (2πe), where h = h(g | λ g) is the conditional differential entropy in nats.
 The stepsize is λ = base x factor with the factor uniform on an interval [low, high] that the law
 states for round k, so that, with h(y | g) = ln(high - low) + E ln|g|,
 
@@ -14,7 +13,6 @@ stepsize protects better; it equally means that a stepsize going to zero costs n
 """
 
 import math
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -160,12 +158,10 @@ class GaussianPrior(_SmoothPrior):
         return self.sigma * rng.standard_normal(n)
 
     def _density(self, y: Array) -> Array:
-        density: Array = math.sqrt(2 / math.pi) * np.exp(-y * y / 2)
-        return density
+        return np.asarray(math.sqrt(2 / math.pi) * np.exp(-y * y / 2))
 
     def _tail(self, y: Array) -> Array:
-        tail: Array = exp1(y * y / 2) / math.sqrt(2 * math.pi)
-        return tail
+        return np.asarray(exp1(y * y / 2) / math.sqrt(2 * math.pi))
 
 
 @dataclass(frozen=True)
@@ -184,18 +180,13 @@ class LaplacePrior(_SmoothPrior):
         return np.exp(-y)
 
     def _tail(self, y: Array) -> Array:
-        tail: Array = exp1(y)
-        return tail
+        return np.asarray(exp1(y))
 
 
 def _whole(name: str, value: int, least: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
-    if isinstance(value, bool) or number < least:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise PrivacyError(f"{name} is {value!r}; it must be a whole number from {least}")
-    return number
+    return int(value)
 
 
 def _round_gap(law: StepsizeLaw, k: int) -> float:
@@ -345,12 +336,9 @@ class Bound:
     def to_json(self) -> dict[str, object]:
         """Return a dictionary that JSON can hold: no entropy where it is -inf."""
         return {
-            "law": self.law,
+            **asdict(self),
             "prior": {"name": self.prior.name, **asdict(self.prior)},
-            "k": self.k,
             "entropy_nats": None if self.leaks_exactly else self.entropy_nats,
-            "mse_lower_bound": self.mse_lower_bound,
-            "prior_entropy_nats": self.prior_entropy_nats,
             "leaks_exactly": self.leaks_exactly,
         }
 
@@ -358,14 +346,8 @@ class Bound:
 def bound(law: StepsizeLaw, prior: GradientPrior, k: int = 1) -> Bound:
     """Return the entropy and the error bound that a law leaves in round k."""
     entropy = conditional_entropy(law, prior, k)
-    return Bound(
-        law=str(getattr(law, "name", type(law).__name__)),
-        prior=prior,
-        k=int(k),
-        entropy_nats=entropy,
-        mse_lower_bound=mse_lower_bound(entropy),
-        prior_entropy_nats=prior.entropy(),
-    )
+    name = str(getattr(law, "name", type(law).__name__))
+    return Bound(name, prior, int(k), entropy, mse_lower_bound(entropy), prior.entropy())
 
 
 PRIORS: dict[str, Callable[[float], GradientPrior]] = {

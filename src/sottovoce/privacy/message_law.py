@@ -12,19 +12,18 @@ independent, so each is solved on its own; an agent all of whose links are seen 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import numpy as np
+import networkx as nx
 import torch
-from scipy import sparse
 from torch import Tensor
 
 from sottovoce.errors import AttackError, PrivacyError
 from sottovoce.graphs import Graph
 from sottovoce.mechanisms import Mechanism, shares_edges
 from sottovoce.privacy.adversaries import Adversary, View
-from sottovoce.privacy.columns import Array
-from sottovoce.privacy.posterior import Flags, Group, Posterior, Prior, Seen, Start
+from sottovoce.privacy.columns import Array, Prior, Seen, Start, ends_of
+from sottovoce.privacy.posterior import Flags, Group, Posterior
 from sottovoce.simulation.transcript import Setting
 
 
@@ -102,10 +101,10 @@ class MessageLaw:
             start = view.private_start or "known"
         setting = view.setting
         if algorithm is not None:
-            setting = Setting(setting.graph, algorithm, setting.stepsize, setting.private_start)
+            setting = replace(setting, algorithm=algorithm)
         count = len(view.sender) // setting.algorithm.exchanges
-        ends = zip(view.receiver[:count].tolist(), view.sender[:count].tolist(), strict=True)
-        return cls(Seen(setting, view.rounds, list(ends), start, prior, frozenset(view.inside)))
+        links = view.ends(slice(count))
+        return cls(Seen(setting, view.rounds, links, start, prior, frozenset(view.inside)))
 
     @property
     def noisy(self) -> bool:
@@ -161,9 +160,8 @@ class MessageLaw:
 
     def sees_all_of(self, agents: Sequence[int]) -> bool:
         """Whether every message from and to these agents is seen."""
-        routes, seen = self.graph.routes(), set(self.seen.links)
-        ends = zip(routes.receiver.tolist(), routes.sender.tolist(), strict=True)
-        return all((i, j) in seen for i, j in ends if i != j and ({i, j} & set(agents)))
+        links = [end for end in ends_of(self.graph.routes()) if set(agents).intersection(end)]
+        return set(self.seen.links).issuperset((i, j) for i, j in links if i != j)
 
     def _group(self, agent: int) -> Group:
         if not 0 <= agent < self.graph.agents:
@@ -177,30 +175,20 @@ class MessageLaw:
 
     def _joined(self, agent: int) -> list[int]:
         """The agents joined to `agent` by unseen links or by edges' numbers, ascending."""
-        routes, seen = self.graph.routes(), set(self.seen.links)
-        ends = zip(routes.receiver.tolist(), routes.sender.tolist(), strict=True)
-        hidden = np.array(
-            [
-                (i, j)
-                for i, j in ends
-                if (i, j) not in seen or (self._edges and not self.seen.own & {i, j})
-            ]
-        ).T
-        joined = sparse.coo_array((np.ones(hidden.shape[1]), hidden), (self.graph.agents,) * 2)
-        _, label = sparse.csgraph.connected_components(joined, directed=False)
-        return [int(one) for one in np.flatnonzero(label == label[agent])]
+        seen, own = set(self.seen.links), self.seen.own
+        joined = nx.Graph(
+            end
+            for end in ends_of(self.graph.routes())
+            if end not in seen or (self._edges and not own.intersection(end))
+        )
+        return sorted(nx.node_connected_component(joined, agent))
 
 
 def seen_links(graph: Graph, adversary: Adversary) -> list[tuple[int, int]]:
-    """(receiver, sender) of the links that an adversary sees, in a transcript's order.
-
-    Curious agents see the links from and to them, an eavesdropper all.
-    """
+    """(receiver, sender) of the links that an adversary sees, in a transcript's order."""
     if adversary.knows:
         raise PrivacyError(f"{adversary} has side information, which is not accounted for")
     own = adversary.own
     if own and max(own) >= graph.agents:
         raise PrivacyError(f"there is no agent {max(own)}; agents are 0 to {graph.agents - 1}")
-    routes = graph.routes()
-    pairs = zip(routes.receiver.tolist(), routes.sender.tolist(), strict=True)
-    return [(i, j) for i, j in pairs if i != j and (not own or own & {i, j})]
+    return [(i, j) for i, j in ends_of(graph.routes()) if i != j and adversary.sees(i, j)]

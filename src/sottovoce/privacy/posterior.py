@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.errors import PrivacyError
-from sottovoce.privacy.columns import Array, play
-from sottovoce.simulation.transcript import Setting
+from sottovoce.privacy.columns import Array, Seen, play
 
 Flags = NDArray[np.bool_]
-Start = Literal["known", "unknown"] | float
-Prior = Literal["unknown"] | float
 
 _RANK = 1e-9
 """Singular values below this fraction of the largest count as zero."""
@@ -42,46 +36,6 @@ class Posterior:
     exact: bool
 
 
-@dataclass(frozen=True, eq=False)
-class Seen:
-    """What an adversary sees and knows.
-
-    rounds: those that are seen, one after the other. links: (receiver, sender) of the seen links,
-    in the order of every estimator's columns. start: what is known of the states in the first of
-    the rounds: "known" (a common public point), "unknown" (nothing), or the standard deviation of
-    private numbers around a public point. prior: "unknown" (nothing is known about any step) or a
-    number τ: gradients are Gaussian of mean 0 and standard deviation τ. own: the adversary's
-    agents, who hold the numbers of their edges.
-    """
-
-    setting: Setting
-    rounds: list[int]
-    links: list[tuple[int, int]]
-    start: Start = "unknown"
-    prior: Prior = "unknown"
-    own: frozenset[int] = frozenset()
-
-    def __post_init__(self) -> None:
-        for name, value, words in (
-            ("start", self.start, ("known", "unknown")),
-            ("prior", self.prior, ("unknown",)),
-        ):
-            number = not isinstance(value, str)
-            if value not in words and not (number and 0 <= float(value) < math.inf):
-                raise PrivacyError(
-                    f"{name} is {value!r}; accepted: {', '.join(words)} or a standard deviation"
-                )
-
-    @cached_property
-    def stepsizes(self) -> Array:
-        """The public means λ̄, (rounds, agents), all above 0."""
-        agents, stepsize = range(self.setting.graph.agents), self.setting.stepsize
-        means = np.array([[stepsize.mean(k, j) for j in agents] for k in self.rounds])
-        if not (np.isfinite(means).all() and (means > 0).all()):
-            raise PrivacyError("a mean stepsize is not positive; the accountant needs all above 0")
-        return means.astype(np.float64)
-
-
 class Group:
     """Agents joined by unseen links, and the rows y of their played law.
 
@@ -94,7 +48,7 @@ class Group:
         self.start, self.prior = seen.start, seen.prior
         self.means, self._links = seen.stepsizes[:, agents], len(seen.links)
         self.local = {agent: place for place, agent in enumerate(agents)}
-        self._law = play(seen.setting, agents, seen.rounds, seen.links, seen.own)
+        self._law = play(seen, agents)
         exchanges = seen.setting.algorithm.exchanges
         self._scale = np.ones(len(self._law.on_start))
         for block in self._law.blocks:
@@ -187,7 +141,7 @@ class Group:
         return np.linalg.eigh(self.noise_covariance)
 
     def given_all_else(self, agent: int) -> Posterior:
-        """What is left unknown of each step for whoever knows every other step and all starts."""
+        """What is left unknown of each step where all other steps and all starts are known."""
         variances, vectors = self._noise_directions
         noisy = variances > _EXACT * _largest(self.noise_covariance)
         seen = self.on_steps[:, :, self.local[agent]].T @ vectors

@@ -1,6 +1,6 @@
 """What crossed which link in which round, and beside it, apart, the truth to score attacks with."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -99,13 +99,12 @@ class Truth:
 
 
 @dataclass(frozen=True, eq=False)
-class Transcript:
-    """The messages of chosen rounds and runs, whether a simulator or real agents sent them.
+class Messages:
+    """The messages on some links in chosen rounds and runs of a training.
 
     setting: what is public. messages: (rounds, runs, links, d), link l carrying what `sender[l]`
     sent to `receiver[l]`; an agent's message to itself never leaves it and is not here. With
-    several exchanges a round the links stand there once for each. truth: for scoring alone. start:
-    the public point at or around which the agents of each run started, (runs, d), if there is one.
+    several exchanges a round the links stand there once for each.
     """
 
     setting: Setting
@@ -114,8 +113,11 @@ class Transcript:
     sender: Tensor
     receiver: Tensor
     messages: Tensor
-    truth: Truth
-    start: Tensor | None
+
+    def ends(self, links: Sequence[int] | slice = slice(None)) -> list[tuple[int, int]]:
+        """(receiver, sender) of links, of all unless given."""
+        ends = self.receiver[links].tolist(), self.sender[links].tolist()
+        return list(zip(*ends, strict=True))
 
     @property
     def graph(self) -> Graph:
@@ -132,6 +134,18 @@ class Transcript:
     @property
     def private_start(self) -> float:
         return self.setting.private_start
+
+
+@dataclass(frozen=True, eq=False)
+class Transcript(Messages):
+    """The messages on all links, whether a simulator or real agents sent them.
+
+    truth: for scoring alone. start: the public point at or around which the agents of each run
+    started, (runs, d), if there is one.
+    """
+
+    truth: Truth
+    start: Tensor | None
 
     def save(self, stem: str | Path) -> None:
         """Write `stem.json` and `stem.safetensors`. The file holds every agent's secrets."""

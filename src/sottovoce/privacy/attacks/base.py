@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sottovoce.errors import AttackError
 from sottovoce.privacy.adversaries import View
+from sottovoce.privacy.columns import ends_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,15 +31,16 @@ class Estimate:
 
 
 class Attack(ABC):
-    """From messages to a gradient estimate; refused with what is missing, by name."""
+    """Turn messages into a gradient estimate; raise an AttackError that names what is missing."""
 
     name: ClassVar[str]
-    needs: ClassVar[str]
-    """What the adversary must see, in words."""
+    around: ClassVar[tuple[int, int]] = (0, 0)
+    """How many rounds before and after the attacked one must be recorded."""
 
     def rounds(self, round: int) -> list[int]:
         """The rounds that must be recorded to attack `round`."""
-        return [round]
+        before, after = self.around
+        return list(range(max(1, round - before), round + after + 1))
 
     @abstractmethod
     def estimate(self, view: View, target: int, round: int) -> Estimate:
@@ -58,7 +60,7 @@ class Attack(ABC):
             )
 
     def _require_links(self, view: View, target: int, least: int) -> list[int]:
-        """The seen links on which the target sends, at least so many of them."""
+        """The seen links on which the target sends; raise if there are fewer than `least`."""
         self._require_target(view, target)
         links = view.links_from(target)
         if len(links) < least:
@@ -103,10 +105,8 @@ def expected_shares(view: View, links: list[int]) -> Tensor:
     """The public means of the coefficients b_ij on links: (links,) float64, 0 for DSGD."""
     routes = view.graph.routes()
     expected = view.algorithm.split.mean(routes).tolist()
-    pairs = zip(routes.receiver.tolist(), routes.sender.tolist(), strict=True)
-    means = dict(zip(pairs, expected, strict=True))
-    ends = zip(view.receiver[links].tolist(), view.sender[links].tolist(), strict=True)
-    return torch.tensor([means[pair] for pair in ends], dtype=torch.float64)
+    means = dict(zip(ends_of(routes), expected, strict=True))
+    return torch.tensor([means[pair] for pair in view.ends(links)], dtype=torch.float64)
 
 
 def ratios(view: View, links: list[int], at: int) -> Tensor:

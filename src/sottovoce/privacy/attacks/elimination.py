@@ -30,7 +30,6 @@ class Elimination(Attack):
     """
 
     name: ClassVar[str] = "elimination"
-    needs: ClassVar[str] = "two messages of the target in one round"
 
     def estimate(self, view: View, target: int, round: int) -> Estimate:
         links = self._require_links(view, target, 2)
@@ -54,16 +53,11 @@ class Chain(Attack):
 
     in two unknown scalars, and x^{k+1} follows. With the round before, α^k too, hence
     s^k = (α^k - γ^k) d^k. In round 1 a common starting point takes the place of the round before.
+    Needs two links of the target and all its messages in these rounds.
     """
 
     name: ClassVar[str] = "chain"
-    needs: ClassVar[str] = (
-        "two links of the target and all its messages in rounds k - 1, k and k + 1 "
-        "(from round 1: the starting point, and rounds 1 and 2)"
-    )
-
-    def rounds(self, round: int) -> list[int]:
-        return [k for k in (round - 1, round, round + 1) if k >= 1]
+    around: ClassVar[tuple[int, int]] = (1, 1)
 
     def estimate(self, view: View, target: int, round: int) -> Estimate:
         links = self._require_links(view, target, 2)

@@ -1,5 +1,7 @@
-"""Attacks that take the update at its word, with expectations in place of private numbers."""
+"""Attacks that solve the update equation, with expected values for private numbers."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -32,10 +34,7 @@ class Conventional(Attack):
     """
 
     name: ClassVar[str] = "conventional"
-    needs: ClassVar[str] = "all links to the target and one from it, in rounds k and k + 1"
-
-    def rounds(self, round: int) -> list[int]:
-        return [round, round + 1]
+    around: ClassVar[tuple[int, int]] = (0, 1)
 
     def estimate(self, view: View, target: int, round: int) -> Estimate:
         self._require_links(view, target, 1)
@@ -65,57 +64,41 @@ class LeastSquares(Attack):
     """
 
     name: ClassVar[str] = "least-squares"
-    needs: ClassVar[str] = "rounds k - 1 and k with all links of the target, or the starting point"
-
-    def rounds(self, round: int) -> list[int]:
-        return [k for k in (round - 1, round, round + 1) if k >= 1]
+    around: ClassVar[tuple[int, int]] = (1, 1)
 
     def estimate(self, view: View, target: int, round: int) -> Estimate:
         links = self._require_links(view, target, 1)
         wanted = view.position(round, self.name)
         parts = (expected_shares(view, links) / view.weights(links)).tolist()
         count = len(view.rounds)
-        rows: list[dict[int, float]] = []
-        values: list[tuple[str, int, int]] = []
+        # Weight, coefficients and right-hand side, which is computed when it is needed: all of them
+        # together may not fit into memory.
+        equations: list[tuple[float, dict[int, float], Callable[[], Tensor]]] = []
         for at, k in enumerate(view.rounds):
-            for place, part in enumerate(parts):
-                rows.append({at: 1.0, count + at: -part})
-                values.append(("message", at, place))
+            for link, part in zip(links, parts, strict=True):
+                seen = partial(ratios, view, [link], at)
+                equations.append((1.0, {at: 1.0, count + at: -part}, seen))
             if k == 1 and view.start is not None:
-                rows.append({at: _EXACT})
-                values.append(("start", at, 0))
+                equations.append((_EXACT, {at: 1.0}, view.start.double))
             if view.sees_all_links_of(target) and view.rounds[at + 1 : at + 2] == [k + 1]:
-                rows.append({at + 1: _EXACT, at: -_EXACT, count + at: _EXACT})
-                values.append(("update", at, 0))
-        system = torch.zeros(len(rows), 2 * count, dtype=torch.float64)
-        for row, entries in enumerate(rows):
+                update = {at + 1: 1.0, at: -1.0, count + at: 1.0}
+                equations.append((_EXACT, update, partial(inflow, view, target, at)))
+        system = torch.zeros(len(equations), 2 * count, dtype=torch.float64)
+        for row, (weight, entries, _) in enumerate(equations):
             for column, entry in entries.items():
-                system[row, column] = entry
+                system[row, column] = weight * entry
         inverse = torch.linalg.pinv(system, rtol=1e-12)
         resolution = (inverse @ system)[count + wanted]
         resolution[count + wanted] -= 1
         if float(resolution.abs().max()) > 1e-6:
             raise AttackError(
                 f"least-squares cannot tell the step of agent {target} in round {round} from its "
-                f"state; it needs {self.needs}, and the adversary saw rounds {view.rounds}"
+                "state; it needs rounds k - 1 and k with all links of the target, or the starting "
+                f"point, and the adversary saw rounds {view.rounds}"
             )
-        state, step = (
-            sum(
-                float(inverse[unknown, row]) * _value(view, target, links, *value)
-                for row, value in enumerate(values)
-            )
-            for unknown in (wanted, count + wanted)
-        )
-        assert isinstance(state, Tensor)
-        assert isinstance(step, Tensor)
+        state, step = view.messages.new_zeros(2, *view.messages[0, :, 0].shape).double()
+        for row, (weight, _, value) in enumerate(equations):
+            right = weight * value().reshape(state.shape)
+            state += float(inverse[wanted, row]) * right
+            step += float(inverse[count + wanted, row]) * right
         return Estimate(gradient_of(view, target, round, step), True, state)
-
-
-def _value(view: View, target: int, links: list[int], kind: str, at: int, place: int) -> Tensor:
-    """The right-hand side of one equation: (runs, d)."""
-    if kind == "message":
-        return ratios(view, links[place : place + 1], at)[0]
-    if kind == "start":
-        assert view.start is not None
-        return _EXACT * view.start.double()
-    return _EXACT * inflow(view, target, at)

@@ -1,6 +1,5 @@
 """Attacks that know a state, or something near it, and subtract it from a message."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -30,7 +29,6 @@ class FirstRound(Attack):
     """
 
     name: ClassVar[str] = "first-round"
-    needs: ClassVar[str] = "a common starting point and one message of the target in round 1"
 
     def estimate(self, view: View, target: int, round: int) -> Estimate:
         links = self._require_links(view, target, 1)
@@ -42,17 +40,14 @@ class FirstRound(Attack):
 
 
 class KnownState(Attack):
-    """What is left of the protection by b when x_j is known: one scalar, or nothing.
+    """Subtract a known state x_j from the messages: Λ_j g_j exactly, or up to one scalar.
 
     Where all links are seen in round k and x_j is known in k + 1 too, Λ_j g_j = x_j^k - x_j^{k+1} +
     received - sent exactly. From single messages, Σ_i (w_ij x_j - v_ij) = (Σ_i b_ij) Λ_j g_j.
     """
 
     name: ClassVar[str] = "known-state"
-    needs: ClassVar[str] = "side information x_j and one message of the target"
-
-    def rounds(self, round: int) -> list[int]:
-        return [round, round + 1]
+    around: ClassVar[tuple[int, int]] = (0, 1)
 
     def estimate(self, view: View, target: int, round: int) -> Estimate:
         if view.states is None:
@@ -77,7 +72,6 @@ class OwnState(Attack):
     """
 
     name: ClassVar[str] = "own-state"
-    needs: ClassVar[str] = "a curious agent that is a neighbour of the target"
 
     def estimate(self, view: View, target: int, round: int) -> Estimate:
         self._require_target(view, target)
@@ -94,7 +88,6 @@ class OwnState(Attack):
         return _subtract(self, view, target, round, links, states)
 
 
-@dataclass(frozen=True)
 class Averaging(Attack):
     """The mean over all rounds, for a gradient that stays the same, as it does with repeated data.
 
@@ -108,10 +101,7 @@ class Averaging(Attack):
     """
 
     name: ClassVar[str] = "averaging"
-    needs: ClassVar[str] = "two rounds or more in which elimination or own-state works"
-
-    def rounds(self, round: int) -> list[int]:
-        return [round, round + 1]
+    around: ClassVar[tuple[int, int]] = (0, 1)
 
     def estimate(self, view: View, target: int, round: int) -> Estimate:
         if len(view.rounds) < 2:
@@ -125,12 +115,11 @@ class Averaging(Attack):
         first = single.estimate(view, target, round)
         reference = torch.nn.functional.normalize(first.gradient, dim=1)
         total = reference.clone()
-        for other in view.rounds:
-            if other != round:
-                found = single.estimate(view, target, other).gradient
-                unit = torch.nn.functional.normalize(found, dim=1)
-                sign = (unit * reference).sum(1, keepdim=True).sign()
-                total += torch.where(sign == 0, 1.0, sign) * unit
+        for other in (k for k in view.rounds if k != round):
+            found = single.estimate(view, target, other).gradient
+            unit = torch.nn.functional.normalize(found, dim=1)
+            sign = (unit * reference).sum(1, keepdim=True).sign()
+            total += torch.where(sign == 0, 1.0, sign) * unit
         return Estimate(total / len(view.rounds), False, first.state, signs_known=first.signs_known)
 
     def _sum_of_steps(self, view: View, target: int, round: int) -> Estimate:

@@ -32,7 +32,6 @@ class Smoothing(Attack):
     """
 
     name: ClassVar[str] = "smoothing"
-    needs: ClassVar[str] = "messages of the target in consecutive rounds"
     reach: int = 6
 
     def rounds(self, round: int) -> list[int]:
@@ -43,18 +42,13 @@ class Smoothing(Attack):
         at = view.position(round, self.name)
         deviations = coefficient_deviations(view)
         typical = self._typical_gradient(view, target, round, deviations)
-        step = self._posterior_mean(view, target, round, typical, deviations)
+        law = MessageLaw.of(view, algorithm=_with_spread(view, typical, deviations), prior=typical)
+        step = law.estimator(target, [round]).apply(view.messages, view.start)[0]
         try:
             state = LeastSquares().estimate(view, target, round).state
         except AttackError:
             state = state_from_messages(view, target, at)
         return Estimate(gradient_of(view, target, round, step), True, state)
-
-    def _posterior_mean(
-        self, view: View, target: int, round: int, typical: float, deviations: Tensor
-    ) -> Tensor:
-        law = MessageLaw.of(view, algorithm=_with_spread(view, typical, deviations), prior=typical)
-        return law.estimator(target, [round]).apply(view.messages, view.start)[0]
 
     def _typical_gradient(self, view: View, target: int, round: int, deviations: Tensor) -> float:
         """The root mean square of a gradient's coordinates, from messages alone."""
@@ -64,7 +58,8 @@ class Smoothing(Attack):
         if not bool(rough.identified[0]):
             raise AttackError(
                 f"smoothing cannot tell the step of agent {target} in round {round} from its "
-                f"state; it needs {self.needs}, and the adversary saw rounds {view.rounds}"
+                f"state; it needs messages of the target in consecutive rounds, and the adversary "
+                f"saw rounds {view.rounds}"
             )
         seen = float(rough.apply(view.messages, view.start).square().mean()) / mean**2
         noise = (law.posterior_sd(target, round) / mean) ** 2

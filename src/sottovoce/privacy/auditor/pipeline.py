@@ -12,7 +12,6 @@ from sottovoce.graphs import Graph, as_graph
 from sottovoce.mechanisms import Mechanism, as_mechanism
 from sottovoce.privacy.adversaries import Adversary
 from sottovoce.privacy.advice import recommend
-from sottovoce.privacy.attacks import Estimate
 from sottovoce.privacy.auditor.public import adds_noise, factor_spread
 from sottovoce.privacy.auditor.recording import Recorded, at_targets, record
 from sottovoce.privacy.auditor.scoring import Attempt, estimates, score
@@ -81,7 +80,7 @@ def audit(
     table.store.report("audit-row", "rows")
     assert mean_image is not None
     blind = {
-        k: float(blind_guess(mean_image[None], images.flatten(0, 1)).best.median())
+        k: float(blind_guess(mean_image[None], images.flatten(0, 1)).median())
         for k, images in truth.items()
     }
     facts = {
@@ -139,7 +138,7 @@ class _Table:
                 attempt = Attempt(row, estimate, answer, attacked, spread)
                 who = {"adversary": code_of(adversary), "attack": code_of(attack)}
                 for number, reader in enumerate(settings.readers):
-                    if self._suits(reader, estimate, noisy):
+                    if reader.suits(self.problem.model, self.inputs, estimate, noisy):
                         self.used[number] = max(spread, self.used.get(number, 0.0))
                         self._read(attempt, reader, who)
 
@@ -168,9 +167,6 @@ class _Table:
         one = self.made.transcript
         about = (str(one.algorithm), str(one.stepsize), adversary, round, attack, "")
         return Row(*about, self.settings.targets, threshold=self.settings.threshold)
-
-    def _suits(self, reader: Reader, estimate: Estimate, noisy: bool) -> bool:
-        return reader.suits(self.problem.model, self.inputs, estimate, noisy)
 
     def _read(self, attempt: Attempt, reader: Reader, who: dict[str, Any]) -> None:
         agents = self.settings.agents

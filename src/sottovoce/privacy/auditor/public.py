@@ -1,7 +1,7 @@
 """What everybody knows of the mechanism behind a view: its noise, and how its factors spread."""
 
 from sottovoce.privacy.adversaries import View
-from sottovoce.privacy.attacks import base
+from sottovoce.privacy.attacks.base import draws_by_coordinate
 from sottovoce.privacy.columns import one_round
 from sottovoce.stepsizes import Stepsize
 
@@ -11,15 +11,8 @@ COORDINATE_SPREAD = 0.5
 
 def adds_noise(view: View) -> bool:
     """Whether there is noise on the messages that does not scale with the step."""
-    if not all(part.linear for part in view.algorithm.parts):
-        return True
-    _, noise = one_round(view.setting)
-    return bool(noise.any())
-
-
-def draws_by_coordinate(view: View) -> bool:
-    """Whether a private coefficient is drawn anew at every coordinate."""
-    return base.draws_by_coordinate(view)
+    linear = all(part.linear for part in view.algorithm.parts)
+    return not linear or bool(one_round(view.setting)[1].any())
 
 
 def relative_spread(stepsize: Stepsize, round: int, agent: int = 0) -> float:

@@ -49,16 +49,16 @@ def estimates(
     attack: Attack, view: View, pairs: Pairs, round: int
 ) -> tuple[Estimate | None, list[int], str]:
     """Estimates of all targets that can be attacked, which these are, and why others cannot."""
-    found: dict[int, Estimate | None] = {}
+    found: dict[int, Estimate] = {}
     refused = ""
     for agent in dict.fromkeys(agent for _, agent in pairs):
         try:
             found[agent] = attack.estimate(view, agent, round)
         except AttackError as error:
-            found[agent], refused = None, refused or str(error)
+            refused = refused or str(error)
     known = _known_states(view, round)
-    attacked = [place for place, (_, agent) in enumerate(pairs) if found[agent] is not None]
-    each = [(run, agent, one) for run, agent in pairs if (one := found[agent]) is not None]
+    attacked = [place for place, (_, agent) in enumerate(pairs) if agent in found]
+    each = [(run, agent, found[agent]) for run, agent in pairs if agent in found]
     if not each:
         return None, [], refused
     estimate = Estimate(
@@ -123,9 +123,7 @@ def score(attempt: Attempt, reader: Reader, model: nn.Module, inputs: Inputs) ->
         ssim=_median(ssim(images, answer.images)) if _is_pictorial(inputs) else None,
         labels_correct=int(label_correct(labels, answer.labels).sum()),
         diverged=int((found.diverged.cpu() | ~finite).sum()),
-        recovered=rate.successes,
-        low=rate.low,
-        high=rate.high,
+        **rate._asdict(),
         trace=() if found.trace is None else _quartiles(found.trace, answer.images),
         seconds=round(time.perf_counter() - began, 2),
         cosines=each(cosines.nan_to_num(0).tolist()),
@@ -155,13 +153,10 @@ def _errors(images: Tensor, truth: Tensor) -> Tensor:
     return (images - truth).square().flatten(2).sum(2).mean(1).double()
 
 
-def _quartiles(trace: Tensor, truth: Tensor) -> tuple[tuple[float, float, float], ...]:
-    steps = []
-    for images in trace.cpu().to(truth):
-        errors = _errors(_in_order(images.nan_to_num(0, 0, 0), truth), truth)
-        low, middle, high = torch.quantile(errors, errors.new_tensor([0.25, 0.5, 0.75])).tolist()
-        steps.append((low, middle, high))
-    return tuple(steps)
+def _quartiles(trace: Tensor, truth: Tensor) -> tuple[tuple[float, ...], ...]:
+    shown = trace.cpu().to(truth).nan_to_num(0, 0, 0)
+    errors = [_errors(_in_order(images, truth), truth) for images in shown]
+    return tuple(tuple(one.quantile(one.new_tensor([0.25, 0.5, 0.75])).tolist()) for one in errors)
 
 
 def _median(values: Tensor) -> float | None:

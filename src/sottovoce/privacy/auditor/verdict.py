@@ -52,7 +52,7 @@ class Row:
     low: float = 0.0
     high: float = 1.0
     threshold: float = 0.0
-    trace: tuple[tuple[float, float, float], ...] = ()
+    trace: tuple[tuple[float, ...], ...] = ()
     """Lower quartile, median and upper quartile of the errors at the iterations of the search."""
     seconds: float = 0.0
     cosines: tuple[float | None, ...] = ()

@@ -1,6 +1,5 @@
 """From a gradient estimate to what it gives away: readers, their searches and their metrics."""
 
-from sottovoce.privacy.readers.gradient_matching import dlg, projection, sign_free
 from sottovoce.privacy.readers.matching import Inputs
 from sottovoce.privacy.readers.reader import (
     READERS,
@@ -30,9 +29,6 @@ __all__ = [
     "Reader",
     "Search",
     "SmoothProjection",
-    "dlg",
     "every_reader",
-    "projection",
     "reader_named",
-    "sign_free",
 ]

@@ -14,7 +14,7 @@ def descend(
     *,
     iterations: int,
     rate: float = 0.1,
-    observer: Observer | None = None,
+    observer: Observer = lambda iteration, x: None,
 ) -> Tensor:
     """Return the best point of each row after `iterations` Adam steps, (problems, dimension).
 
@@ -25,8 +25,7 @@ def descend(
     rows = torch.arange(len(x), device=x.device)
     first, second = torch.zeros_like(x), torch.zeros_like(x)
     best, best_loss = x.clone(), x.new_full((len(x),), torch.inf)
-    if observer is not None:
-        observer(0, x)
+    observer(0, x)
     for k in range(1, iterations + 1):
         loss, gradient = objective(x, rows)
         better = loss < best_loss
@@ -36,6 +35,5 @@ def descend(
         scale = (second / (1 - 0.999**k)).sqrt().clamp_min(torch.finfo(x.dtype).tiny)
         decay = (1 + math.cos(math.pi * k / iterations)) / 2
         x = x - rate * decay * (first / (1 - 0.9**k)) / scale
-        if observer is not None:
-            observer(k, x)
+        observer(k, x)
     return best

@@ -103,7 +103,7 @@ def minimise(
     gradient_tolerance: float = 0.0,
     loss_tolerance: float = -torch.inf,
     evaluations: int = 12,
-    observer: Observer | None = None,
+    observer: Observer = lambda iteration, x: None,
 ) -> Minimum:
     """Minimise each row of `start` by L-BFGS with a line search of its own (Liu and Nocedal 1989).
 
@@ -132,8 +132,7 @@ def minimise(
     stalled = torch.zeros(problems, dtype=torch.bool, device=x.device)
     converged = (gradient.abs().amax(1) <= gradient_tolerance) | (loss <= loss_tolerance)
     running = loss.isfinite() & gradient.isfinite().all(1) & ~converged
-    if observer is not None:
-        observer(0, x)
+    observer(0, x)
     for iteration in range(1, iterations + 1):
         rows = running.nonzero()[:, 0]
         if not len(rows):
@@ -174,6 +173,5 @@ def minimise(
         done = (gradient[rows].abs().amax(1) <= gradient_tolerance) | (loss[rows] <= loss_tolerance)
         converged[rows] = done
         running[rows[done]] = False
-        if observer is not None:
-            observer(iteration, x)
+        observer(iteration, x)
     return Minimum(x, loss, taken, converged)

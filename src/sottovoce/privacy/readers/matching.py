@@ -4,8 +4,8 @@ Many candidates are evaluated in one vectorised pass, each at its own parameter 
 """
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -54,6 +54,10 @@ class Inputs:
     def pixels(self, fed: Tensor) -> Tensor:
         """Turn what the model is fed, (..., *shape), into pixels."""
         return fed * self._channels(self.std, fed) + self._channels(self.mean, fed)
+
+    def in_box(self, angles: Tensor) -> Tensor:
+        """Turn any numbers (..., *shape) into pixels from low to high."""
+        return self.low + (self.high - self.low) * (1 + angles.sin()) / 2
 
     def _channels(self, value: float | tuple[float, ...], like: Tensor) -> Tensor:
         numbers = torch.as_tensor(value, dtype=like.dtype, device=like.device)
@@ -115,20 +119,15 @@ def jumps(model: nn.Module) -> bool:
     return any(isinstance(module, kinds) for module in model.modules())
 
 
-@contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
+def full_precision(device: torch.device) -> AbstractContextManager[None]:
     """Keep convolutions in full float32 on a GPU: TF32 errors of 1e-3 stop any line search."""
-    if device.type != "cuda":
-        yield
-        return
     cudnn = torch.backends.cudnn
-    with cudnn.flags(
-        enabled=cudnn.enabled,
-        benchmark=cudnn.benchmark,
-        deterministic=cudnn.deterministic,
-        allow_tf32=False,
-    ):
-        yield
+    if device.type != "cuda":
+        return nullcontext()
+    flags: AbstractContextManager[None] = cudnn.flags(
+        cudnn.enabled, cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=False
+    )
+    return flags
 
 
 def classes_of(gradient: BatchedGradient, state: Tensor, inputs: Inputs) -> int:
@@ -165,8 +164,12 @@ def compress(vectors: Tensor, power: float, floor: float = 1e-3) -> Tensor:
 def misalignment(power: float) -> Mismatch:
     """Return the scale-free distance 1 - cos² of two compressed vectors, row by row.
 
-    Computed as |a - (a·ê)ê|² / |a|², which keeps its digits where 1 - cos² would cancel.
+    Computed as |a - (a·ê)ê|² / |a|², which keeps its digits where 1 - cos² would cancel. The power
+    1 suits exact gradients and additive noise; 1/4 suits a random stepsize for each coordinate,
+    whose spread it shrinks (see `compress`).
     """
+    if not 0 < power <= 1:
+        raise AttackError(f"power must lie in (0, 1], got {power}")
 
     def distance(candidate: Tensor, estimate: Tensor) -> Tensor:
         a = compress(candidate, power)
@@ -209,7 +212,7 @@ def _squares(vectors: Tensor, floor: float) -> Tensor:
     return squares / scale + floor**2
 
 
-def total_variation(images: Tensor) -> Tensor:
+def variation_of(images: Tensor) -> Tensor:
     """Return the mean absolute difference of neighbouring pixels, (problems,).
 
     images: (problems, ..., height, width); images without two spatial axes have none: 0.

@@ -6,7 +6,7 @@ Images are (targets, ...) in pixel space; everything after the first axis belong
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -113,71 +113,38 @@ def gradient_relative_error(estimate: Tensor, truth: Tensor, *, scale_free: bool
     return error
 
 
-@dataclass(frozen=True)
-class SuccessRate:
-    """How many targets an attack recovered, with the interval that this number supports.
+class SuccessRate(NamedTuple):
+    """How many targets an attack recovered, and the 95 % interval of the rate (Wilson 1927)."""
 
-    `low` and `high` bound the rate with probability `confidence` (Wilson 1927).
-    """
-
-    successes: int
-    targets: int
-    threshold: float
-    confidence: float
+    recovered: int
     low: float
     high: float
 
-    @property
-    def rate(self) -> float:
-        return self.successes / self.targets
 
-    def __str__(self) -> str:
-        return (
-            f"recovered {self.successes} of {self.targets} (error below {self.threshold:g}; "
-            f"{self.confidence:.0%} interval {self.low:.0%} to {self.high:.0%})"
-        )
-
-
-def success_rate(
-    errors: Tensor | Sequence[float], *, threshold: float, confidence: float = 0.95
-) -> SuccessRate:
+def success_rate(errors: Tensor | Sequence[float], *, threshold: float) -> SuccessRate:
     """Count the targets whose error lies below `threshold`; NaN counts as a failure.
 
-    Wilson's score interval, z the normal quantile of the confidence:
+    Wilson's score interval, z the normal quantile of 0.975:
     (p + z²/2n ± z √(p(1 - p)/n + z²/4n²)) / (1 + z²/n).
     """
     values = torch.as_tensor(errors, dtype=torch.float64).flatten()
     if not len(values):
         raise AttackError("a success rate needs at least one target, got none")
-    if not 0 < confidence < 1:
-        raise AttackError(f"confidence must lie strictly between 0 and 1, got {confidence}")
-    count, successes = len(values), int((values < threshold).sum())
-    p, z = successes / count, float(norm.ppf((1 + confidence) / 2))
+    count, recovered = len(values), int((values < threshold).sum())
+    p, z = recovered / count, float(norm.ppf((1 + 0.95) / 2))
     half = z * math.sqrt(p * (1 - p) / count + z**2 / (4 * count**2))
     low = (p + z**2 / (2 * count) - half) / (1 + z**2 / count)
     high = (p + z**2 / (2 * count) + half) / (1 + z**2 / count)
-    return SuccessRate(successes, count, threshold, confidence, max(0.0, low), min(1.0, high))
+    return SuccessRate(recovered, max(0.0, low), min(1.0, high))
 
 
-@dataclass(frozen=True)
-class BlindGuess:
-    """The summed squared errors, (targets,), of guesses that saw no message at all."""
+def blind_guess(training_images: Tensor, truth: Tensor) -> Tensor:
+    """Return the summed squared errors, (targets,), of a guess that saw no message at all.
 
-    mean_image: Tensor
-    black: Tensor
-
-    @property
-    def best(self) -> Tensor:
-        """The error of the constant guess with the lower median, (targets,)."""
-        return self.mean_image if self.mean_image.median() <= self.black.median() else self.black
-
-
-def blind_guess(training_images: Tensor, truth: Tensor) -> BlindGuess:
-    """Return what guessing the training set's mean image, or black, costs on each target.
-
-    The mean image minimises the expected summed squared error among all constant guesses, so an
-    attack that does not beat it has learned nothing. training_images: (count, *shape); truth:
-    (targets, *shape) or (targets, batch, *shape), pixels in [0, 1].
+    It is the training set's mean image, or black where that has the lower median error. The mean
+    image minimises the expected error among all constant guesses, so an attack that does not beat
+    it has learned nothing. training_images: (count, *shape); truth: (targets, *shape) or
+    (targets, batch, *shape), pixels in [0, 1].
     """
     mean = training_images.to(truth).mean(0)
     if truth.shape[truth.dim() - mean.dim() :] != mean.shape:
@@ -185,7 +152,6 @@ def blind_guess(training_images: Tensor, truth: Tensor) -> BlindGuess:
             f"training images have shape {tuple(mean.shape)} and do not fit targets of shape "
             f"{tuple(truth.shape)}"
         )
-    return BlindGuess(
-        summed_squared_error(mean.expand_as(truth), truth),
-        summed_squared_error(torch.zeros_like(truth), truth),
-    )
+    guesses = mean.expand_as(truth), torch.zeros_like(truth)
+    errors = [summed_squared_error(guess, truth) for guess in guesses]
+    return min(errors, key=lambda each: float(each.median()))

@@ -2,17 +2,22 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from sottovoce.errors import AttackError
 from sottovoce.privacy.attacks import Estimate
-from sottovoce.privacy.readers.gradient_matching import dlg, projection, sign_free
 from sottovoce.privacy.readers.layers import dense_first_layer, infer_label, linear_layer
-from sottovoce.privacy.readers.matching import Inputs
-from sottovoce.privacy.readers.search import Inversion, Search
+from sottovoce.privacy.readers.matching import (
+    Inputs,
+    magnitude_misalignment,
+    misalignment,
+    sign_free_likelihood,
+    squared_distance,
+)
+from sottovoce.privacy.readers.search import Inversion, MatchingProblem, Search
 
 WIDE_SPREAD = 0.1
 """Relative spread of the stepsizes above which `Projection` compresses and smooths."""
@@ -28,15 +33,6 @@ class Answer:
     state: Tensor
 
 
-class Asked(NamedTuple):
-    """What every search starts from: estimates (targets, d), and the states they were taken at."""
-
-    model: nn.Module
-    state: Tensor
-    gradient: Tensor
-    inputs: Inputs
-
-
 @dataclass(frozen=True)
 class Reader(ABC):
     """A way from a gradient estimate to images and labels, with two controls of its own."""
@@ -44,12 +40,12 @@ class Reader(ABC):
     name: ClassVar[str]
     search: Search = field(default_factory=Search)
 
-    @abstractmethod
     def suits(self, model: nn.Module, inputs: Inputs, estimate: Estimate, noisy: bool) -> bool:
-        """Whether it can read an estimate.
+        """Whether it can read an estimate: most need the signs.
 
         noisy: whether there is noise on the estimate that does not scale with it.
         """
+        return estimate.signs_known
 
     def read(
         self, model: nn.Module, estimate: Estimate, inputs: Inputs, spread: float
@@ -63,10 +59,10 @@ class Reader(ABC):
         # Lengths far from 1 would meet the smallest numbers of float32 in the search.
         if not estimate.scale_known:
             gradient = gradient / gradient.norm(dim=1, keepdim=True).clamp_min(1e-30)
-        return self._invert(Asked(model, state, gradient, inputs), spread)
+        return self._invert(MatchingProblem(model, state, gradient, inputs, self.search), spread)
 
     @abstractmethod
-    def _invert(self, asked: Asked, spread: float) -> Inversion: ...
+    def _invert(self, problem: MatchingProblem, spread: float) -> Inversion: ...
 
     def controls(self, answer: Answer) -> dict[str, Estimate]:
         """`exact gradient`, which must give the images away, and `noise`, which must not."""
@@ -81,7 +77,11 @@ class Reader(ABC):
 
 @dataclass(frozen=True)
 class Dlg(Reader):
-    """Match the gradient itself (`dlg`), which needs its scale.
+    """Match the gradient itself, which needs its scale: the paper's attacker.
+
+    Deep leakage from gradients (Zhu, Liu and Han 2019): minimise |∇L(x, softmax(y)) - g|² over the
+    input x and the label scores y jointly. Inputs start with a deviation of 0.3, because the
+    original's 1 saturates the first layer of a sigmoid network with large weights.
 
     confined: whether to keep to the pixel box and read the label of a single image from the last
     layer (Zhao, Mopuri and Bilen 2020); the original does not, and is slow with max pooling.
@@ -93,24 +93,25 @@ class Dlg(Reader):
     def suits(self, model: nn.Module, inputs: Inputs, estimate: Estimate, noisy: bool) -> bool:
         return estimate.signs_known and estimate.scale_known
 
-    def _invert(self, asked: Asked, spread: float) -> Inversion:
-        single = self.confined and asked.inputs.batch_size == 1
-        labels = infer_label(asked.model, asked.gradient).labels if single else None
-        return dlg(*asked, labels=labels, confined=self.confined, search=self.search)
+    def _invert(self, problem: MatchingProblem, spread: float) -> Inversion:
+        if self.confined:
+            return problem.invert(squared_distance, _likeliest(problem), score_spread=1.0)
+        return problem.invert(squared_distance, confined=False, spread=0.3, score_spread=1.0)
 
 
 @dataclass(frozen=True)
 class Projection(Reader):
-    """Match the direction (`projection`), compressed and smoothed where the spread is wide."""
+    """Match the direction, for a gradient known up to one scalar of unknown sign.
+
+    Minimise 1 - cos²(φ(∇L(x)), φ(g)) + τ TV(x) with φ(v) = sign(v)|v|^power: compressed and
+    smoothed where the spread is wide.
+    """
 
     name: ClassVar[str] = "projection"
 
-    def suits(self, model: nn.Module, inputs: Inputs, estimate: Estimate, noisy: bool) -> bool:
-        return estimate.signs_known
-
-    def _invert(self, asked: Asked, spread: float) -> Inversion:
+    def _invert(self, problem: MatchingProblem, spread: float) -> Inversion:
         power, smooth = (0.25, 0.01) if spread > WIDE_SPREAD else (1.0, 0.0)
-        return projection(*asked, power=power, total_variation=smooth, search=self.search)
+        return problem.invert(misalignment(power), _likeliest(problem), total_variation=smooth)
 
 
 @dataclass(frozen=True)
@@ -125,17 +126,18 @@ class SmoothProjection(Reader):
     def suits(self, model: nn.Module, inputs: Inputs, estimate: Estimate, noisy: bool) -> bool:
         return estimate.signs_known and noisy
 
-    def _invert(self, asked: Asked, spread: float) -> Inversion:
-        labels = None
-        if asked.inputs.batch_size == 1:
-            ranked = infer_label(asked.model, asked.gradient).ranked
-            labels = ranked[:, : self.search.restarts, None]
-        return projection(*asked, labels=labels, total_variation=0.1, search=self.search)
+    def _invert(self, problem: MatchingProblem, spread: float) -> Inversion:
+        labels = _likeliest(problem, self.search.restarts)
+        return problem.invert(misalignment(1.0), labels, total_variation=0.1)
 
 
 @dataclass(frozen=True)
 class Magnitude(Reader):
-    """Match magnitudes where every coordinate has a factor of unknown sign (`sign_free`)."""
+    """Match magnitudes where every coordinate has a factor of unknown sign.
+
+    Minimise 1 - corr²(|∇L(x)|^(1/2), |g|^(1/2)) + τ TV(x). The label of a batch of one is that of
+    the last layer's longest row.
+    """
 
     name: ClassVar[str] = "magnitude"
     likelihood: ClassVar[bool] = False
@@ -143,8 +145,10 @@ class Magnitude(Reader):
     def suits(self, model: nn.Module, inputs: Inputs, estimate: Estimate, noisy: bool) -> bool:
         return not estimate.signs_known
 
-    def _invert(self, asked: Asked, spread: float) -> Inversion:
-        return sign_free(*asked, likelihood=self.likelihood, search=self.search)
+    def _invert(self, problem: MatchingProblem, spread: float) -> Inversion:
+        mismatch = sign_free_likelihood if self.likelihood else magnitude_misalignment(0.5)
+        labels = _likeliest(problem, signs=False)
+        return problem.invert(mismatch, labels, total_variation=0.01)
 
     def controls(self, answer: Answer) -> dict[str, Estimate]:
         """The magnitudes of the exact gradient, and of noise, each with random signs."""
@@ -161,7 +165,7 @@ class Magnitude(Reader):
 
 @dataclass(frozen=True)
 class Likelihood(Magnitude):
-    """As `Magnitude`, by the likelihood of Gaussian factors."""
+    """As `Magnitude`, by the likelihood of Gaussian factors (`sign_free_likelihood`)."""
 
     name: ClassVar[str] = "likelihood"
     likelihood: ClassVar[bool] = True
@@ -178,11 +182,21 @@ class LinearLayer(Reader):
             estimate.signs_known and inputs.batch_size == 1 and dense_first_layer(model) is not None
         )
 
-    def _invert(self, asked: Asked, spread: float) -> Inversion:
-        images = linear_layer(asked.model, asked.gradient, asked.inputs)[:, None]
+    def _invert(self, problem: MatchingProblem, spread: float) -> Inversion:
+        images = linear_layer(problem.model, problem.gradient, problem.inputs)[:, None]
         nothing = torch.zeros(len(images), device=images.device)
-        labels = infer_label(asked.model, asked.gradient).labels[:, None]
+        labels = infer_label(problem.model, problem.gradient).labels[:, None]
         return Inversion(images, labels, nothing, nothing, nothing > 0, nothing.long())
+
+
+def _likeliest(
+    problem: MatchingProblem, candidates: int = 1, *, signs: bool = True
+) -> Tensor | None:
+    """The likeliest labels of batches of one, (targets, candidates, 1); None for larger ones."""
+    if problem.inputs.batch_size > 1:
+        return None
+    ranked = infer_label(problem.model, problem.gradient, signs=signs).ranked
+    return ranked[:, :candidates, None]
 
 
 READERS: dict[str, type[Reader]] = {

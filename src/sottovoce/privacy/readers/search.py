@@ -1,27 +1,27 @@
-"""Gradient matching as a search: how hard it tries, what it finds, and the batched problem.
+"""From a gradient estimate to the data behind it, by a search for images with that gradient.
 
-All targets and restarts are solved in one computation.
+The search knows what is public (model, input shape and range) and the estimate, never the truth.
+All targets and restarts are solved in one computation. What needs no search lives in `layers`.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from sottovoce.errors import AttackError
 from sottovoce.privacy.readers.adam import descend
-from sottovoce.privacy.readers.lbfgs import Minimum, minimise
+from sottovoce.privacy.readers.lbfgs import minimise
 from sottovoce.privacy.readers.matching import (
     BatchedGradient,
     Inputs,
     Mismatch,
     classes_of,
+    full_precision,
     jumps,
-    total_variation,
+    variation_of,
 )
-
-Decode = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class Inversion:
     """What an attack read out of each target's gradient.
 
     Attributes:
-        images: (targets, batch, *shape) in pixel space; `dlg` does not confine them to the box.
+        images: (targets, batch, *shape) in pixel space.
         labels: (targets, batch).
         loss: (targets,), the objective of the best restart.
         residual: (targets,), the share of the estimate's squared norm that the images leave
-            unexplained (after `projection`'s compression, if any); 0 is a perfect match.
+            unexplained (after compression, if any); 0 is a perfect match.
         diverged: (targets,), whether the search failed: non-finite values, or a residual above 1/2.
         iterations: (targets,), steps that the best restart took, warmup included.
         trace: (len(search.trace), targets, batch, *shape), or None; the best restart's images.
@@ -74,11 +74,17 @@ class Inversion:
     residual: Tensor
     diverged: Tensor
     iterations: Tensor
-    trace: Tensor | None = field(default=None)
+    trace: Tensor | None = None
 
 
 class MatchingProblem:
-    """Targets, their estimates and parameters; rows of a search are targets x restarts."""
+    """Targets, their estimates and parameters; rows of a search are targets x restarts.
+
+    Args:
+        model: a classifier trained by cross entropy; its weights are not read.
+        state: (targets, d) or (d,), the parameters at which the gradients were taken, or a guess.
+        gradient: (targets, d), flat in the order of parameters_to_vector.
+    """
 
     def __init__(
         self, model: nn.Module, state: Tensor, gradient: Tensor, inputs: Inputs, search: Search
@@ -95,72 +101,98 @@ class MatchingProblem:
             )
         self.gradient = gradient.detach()
         self.state = state.detach().to(gradient).expand_as(gradient)
-        self.inputs, self.search = inputs, search
+        self.model, self.inputs, self.search = model, inputs, search
         self.targets = len(gradient)
         self.compute = BatchedGradient(model, gradient.shape[1], gradient.device, search.chunk)
         self.classes = classes_of(self.compute, self.state[0], inputs)
         self.warmup = search.warmup if search.warmup is not None else 1000 * jumps(model)
-        self.rows = self.targets * search.restarts
-        self.target_of = torch.arange(self.rows, device=gradient.device) // search.restarts
+        self.rows = torch.arange(self.targets * search.restarts, device=gradient.device)
+        self.target_of, self.restart_of = self.rows // search.restarts, self.rows % search.restarts
 
-    def normal(self, size: int) -> Tensor:
-        """Draw (rows, size) standard normal numbers, the same on every device.
-
-        Restart by restart, so that a search with more restarts begins with those of a smaller one.
-        """
-        generator = torch.Generator().manual_seed(self.search.seed)
-        draws = torch.randn(self.search.restarts, self.targets, size, generator=generator)
-        return draws.transpose(0, 1).reshape(self.rows, size).to(self.gradient)
-
-    def evaluate(
-        self, points: Tensor, rows: Tensor, decode: Decode, mismatch: Mismatch, variation: float
-    ) -> tuple[Tensor, Tensor]:
-        """Return loss (active,) and its gradient at points (active, n), chunk by chunk."""
-        losses, gradients = [], []
-        size = self.compute.chunk
-        for part, r in zip(torch.split(points, size), torch.split(rows, size), strict=True):
-            u = part.detach().requires_grad_()
-            target = self.target_of[r]
-            pixels, labels = decode(u, r)
-            candidate = self.compute(self.state[target], self.inputs.standardise(pixels), labels)
-            loss = mismatch(candidate, self.gradient[target])
-            if variation:
-                loss = loss + variation * total_variation(pixels)
-            gradients.append(torch.autograd.grad(loss.sum(), u)[0])
-            losses.append(loss.detach())
-        return torch.cat(losses), torch.cat(gradients)
-
-    def solve(
-        self, start: Tensor, decode: Decode, mismatch: Mismatch, variation: float
+    def invert(
+        self,
+        mismatch: Mismatch,
+        labels: Tensor | None = None,
+        *,
+        total_variation: float = 0.0,
+        confined: bool = True,
+        spread: float = 0.2,
+        score_spread: float = 0.2,
     ) -> Inversion:
-        """Minimise from every starting point and keep each target's best restart."""
+        """Minimise mismatch + τ TV(x) from normal points, and keep each target's best restart.
+
+        Args:
+            labels: (targets,) or (targets, batch), or (targets, candidates, batch), of which
+                restart r tries candidate r mod candidates. None searches for soft labels together
+                with the images.
+            total_variation: the weight τ of the prior that neighbouring pixels are alike.
+            confined: whether pixels stay in [low, high], by x = low + (high - low)(1 + sin u)/2
+                with the search on u.
+            spread: standard deviation of the starting points; score_spread: that of label scores.
+        """
+        inputs, wanted = self.inputs, set(self.search.trace)
+        hard = None if labels is None else self._label_rows(labels)
         kept: dict[int, Tensor] = {}
-        wanted = set(self.search.trace)
 
         def keep(iteration: int, x: Tensor) -> None:
             if iteration in wanted:
                 kept[iteration] = x.clone()
 
-        def objective(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-            return self.evaluate(points, rows, decode, mismatch, variation)
+        def decode(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+            """Turn points of the search into pixels and labels."""
+            free = points[:, : inputs.size].view(-1, inputs.batch_size, *inputs.shape)
+            pixels = inputs.in_box(free) if confined else inputs.pixels(free)
+            if hard is not None:
+                return pixels, hard[rows]
+            scores = points[:, inputs.size :].view(-1, inputs.batch_size, self.classes)
+            return pixels, scores.softmax(-1)
 
-        if self.warmup:
-            start = descend(objective, start, iterations=self.warmup, observer=keep)
-        found = minimise(
-            objective,
-            start,
-            iterations=self.search.iterations,
-            loss_tolerance=torch.finfo(start.dtype).eps ** 2,
-            observer=lambda k, x: keep(self.warmup + k, x),
-        )
-        best = self._best(found)
-        images, labels = self._decoded(found.x, best, decode)
-        residual, _ = self.evaluate(found.x[best], best, decode, mismatch, 0.0)
+        def evaluate(points: Tensor, rows: Tensor, variation: float) -> tuple[Tensor, Tensor]:
+            """Return loss (active,) and its gradient at points (active, n), chunk by chunk."""
+            losses, gradients = [], []
+            size = self.compute.chunk
+            for part, r in zip(torch.split(points, size), torch.split(rows, size), strict=True):
+                u = part.detach().requires_grad_()
+                target = self.target_of[r]
+                pixels, answers = decode(u, r)
+                candidate = self.compute(self.state[target], inputs.standardise(pixels), answers)
+                loss = mismatch(candidate, self.gradient[target])
+                if variation:
+                    loss = loss + variation * variation_of(pixels)
+                gradients.append(torch.autograd.grad(loss.sum(), u)[0])
+                losses.append(loss.detach())
+            return torch.cat(losses), torch.cat(gradients)
+
+        def objective(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+            return evaluate(points, rows, total_variation)
+
+        start = self._normal(inputs.size + (hard is None) * inputs.batch_size * self.classes)
+        start[:, : inputs.size] *= spread
+        start[:, inputs.size :] *= score_spread
+        if confined:
+            # First dark, then up to grey: bright starts saturate the first layer of a sigmoid
+            # network and leave no slope to follow.
+            levels = -1.0 + self.restart_of.to(self.gradient) / self.search.restarts
+            start[:, : inputs.size] += levels[:, None]
+        with full_precision(self.gradient.device):
+            if self.warmup:
+                start = descend(objective, start, iterations=self.warmup, observer=keep)
+            found = minimise(
+                objective,
+                start,
+                iterations=self.search.iterations,
+                loss_tolerance=torch.finfo(start.dtype).eps ** 2,
+                observer=lambda k, x: keep(self.warmup + k, x),
+            )
+            loss = found.loss.nan_to_num(torch.inf).view(self.targets, self.search.restarts)
+            best = self.rows[:: self.search.restarts] + loss.argmin(1)
+            images, soft = decode(found.x[best], best)
+            residual, _ = evaluate(found.x[best], best, 0.0)
         finite = residual.isfinite() & images.flatten(1).isfinite().all(1)
-        trace = [self._decoded(kept.get(k, found.x), best, decode)[0] for k in self.search.trace]
+        trace = [decode(kept.get(k, found.x)[best], best)[0] for k in self.search.trace]
         return Inversion(
             images,
-            labels.argmax(-1),
+            soft.argmax(-1),
             found.loss[best],
             residual,
             ~finite | (residual > 0.5),
@@ -168,11 +200,27 @@ class MatchingProblem:
             torch.stack(trace) if trace else None,
         )
 
-    def _best(self, found: Minimum) -> Tensor:
-        loss = found.loss.nan_to_num(torch.inf).view(self.targets, self.search.restarts)
-        first = torch.arange(self.targets, device=loss.device) * self.search.restarts
-        return first + loss.argmin(1)
+    def _normal(self, size: int) -> Tensor:
+        """Draw (rows, size) standard normal numbers, the same on every device.
 
-    def _decoded(self, points: Tensor, best: Tensor, decode: Decode) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            return decode(points[best], best)
+        Restart by restart, so that a search with more restarts begins with those of a smaller one.
+        """
+        generator = torch.Generator().manual_seed(self.search.seed)
+        draws = torch.randn(self.search.restarts, self.targets, size, generator=generator)
+        return draws.transpose(0, 1).reshape(len(self.rows), size).to(self.gradient)
+
+    def _label_rows(self, labels: Tensor) -> Tensor:
+        """Return one-hot labels (rows, batch, classes)."""
+        candidates = labels if labels.dim() == 3 else labels.reshape(len(labels), 1, -1)
+        if candidates.shape != (self.targets, candidates.shape[1], self.inputs.batch_size):
+            raise AttackError(
+                f"labels of shape {tuple(labels.shape)} do not fit {self.targets} targets with "
+                f"batches of {self.inputs.batch_size}; accepted are (targets,) for a batch of one, "
+                "(targets, batch) and (targets, candidates, batch)"
+            )
+        known = (candidates >= 0) & (candidates < self.classes)
+        if candidates.is_floating_point() or not known.all():
+            raise AttackError(f"labels must be integers from 0 to {self.classes - 1}")
+        tried = self.restart_of % candidates.shape[1]
+        chosen = candidates.to(self.gradient.device)[self.target_of, tried]
+        return torch.nn.functional.one_hot(chosen, self.classes).to(self.gradient)
