@@ -239,7 +239,10 @@ def panel(charts: Sequence[alt.LayerChart], columns: int = 2) -> alt.ConcatChart
     if columns < 1:
         raise SottovoceError(f"a panel needs at least one column; given {columns}")
     # Altair accepts the style of a compound chart at its top alone.
-    bare = [chart.properties(**dict.fromkeys(THEME, alt.Undefined)) for chart in charts]
+    bare = [chart.copy() for chart in charts]
+    for copy in bare:
+        for name in THEME:
+            setattr(copy, name, alt.Undefined)
     apart = alt.Resolve(scale=alt.ScaleResolveMap(color="independent", strokeDash="independent"))
     return styled(alt.concat(*bare, columns=columns, spacing=36, resolve=apart))
 
@@ -353,7 +356,7 @@ def _rule_layers(
 
 
 def _without_hover(part: Any) -> Any:
-    """The same picture without the invisible points of the tooltips, which only swell a file."""
+    """The same picture without the invisible points of the tooltips, which would only make a file larger."""
     if isinstance(part, dict):
         return {key: _without_hover(value) for key, value in part.items()}
     if not isinstance(part, list):

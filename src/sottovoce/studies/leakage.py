@@ -158,26 +158,22 @@ def findings(rows: Mapping[str, Row], blind: float) -> list[str]:
     found = []
     theirs, ours = rows.get(_ON_DSGD), rows.get("PDSGD (experiment law): conventional + dlg")
     if theirs and ours:
-        holds = "does not hold" if _succeeds(ours, blind) else "holds"
+        told = "It fails on DSGD too, so that its failure on PDSGD tells nothing."
+        if _succeeds(theirs, blind):
+            holds = "does not hold" if _succeeds(ours, blind) else "holds"
+            told = f"Against this attacker the paper's claim {holds}."
         found.append(
             f"The paper's attacker (conventional + dlg) has the median error {_shown(theirs)} on "
-            f"DSGD and {_shown(ours)} on PDSGD; a blind guess has {blind:.3g}. "
-            + (
-                f"Against this attacker the paper's claim {holds}."
-                if _succeeds(theirs, blind)
-                else "It fails on DSGD too, so that its failure on PDSGD tells nothing."
-            )
+            f"DSGD and {_shown(ours)} on PDSGD; a blind guess has {blind:.3g}. {told}"
         )
     for law in ("experiment", "uniform"):
         if row := rows.get(f"PDSGD ({law} law): elimination + projection"):
+            told = "at this effort it does not recover the images."
+            if _succeeds(row, blind):
+                told = "an observer of two messages of one sender removes its state."
             found.append(
                 f"Elimination + projection on round {row.round} of PDSGD, {law} law, has the "
-                f"median error {_shown(row)}: "
-                + (
-                    "an observer of two messages of one sender removes its state."
-                    if _succeeds(row, blind)
-                    else "at this effort it does not recover the images."
-                )
+                f"median error {_shown(row)}: {told}"
             )
     if chain := rows.get("PDSGD (experiment law): chain + projection"):
         found.append(

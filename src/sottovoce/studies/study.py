@@ -68,7 +68,7 @@ class Study:
 
     @classmethod
     def from_json(cls, content: Any, source: str | Path = "this") -> "Study":
-        """The study that `to_json` or version 0.1 wrote; `source` is named where it is none."""
+        """The study that `to_json` or version 0.1 wrote; errors name `source`."""
         if not isinstance(content, dict) or content.get("kind") != "study":
             raise ResultError(f"{source} is not a saved study")
         found = {key: value for key, value in content.items() if key != "kind"}
@@ -91,7 +91,7 @@ class Study:
         return cls.from_json(content, path)
 
     def charts(self) -> dict[str, Chart]:
-        """The study's pictures by name; a study that nobody registered has none."""
+        """The study's pictures by name; a study without a registered `Kind` has none."""
         return draw(self.name, self.data)
 
     def write(self, folder: str | Path) -> list[Path]:
