@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sottovoce import ring
 from sottovoce.errors import ProblemError
 from sottovoce.privacy.auditor import Row
 from sottovoce.privacy.readers.metrics import success_rate
@@ -18,7 +17,7 @@ from sottovoce.studies import hidden_states
 from sottovoce.studies.hidden_states import StatesSettings, states_study
 from sottovoce.studies.images import Images
 from sottovoce.studies.leakage import LeakageSettings, findings, leakage_study, verdict
-from sottovoce.studies.noise_attack import recovered_under_noise
+from sottovoce.studies.noise import NoiseSettings, recovered_under_noise
 from sottovoce.studies.study import Study
 
 DSGD = "DSGD: conventional + dlg"
@@ -135,7 +134,9 @@ def test_a_row_is_named_as_it_was_made():
 
 
 def test_noise_on_the_gradient_spoils_the_attack_by_degrees():
-    found = recovered_under_noise((0.0, 0.01, 1.0), Images(), ring(5), targets=2, insecure_seed=0)
+    found = recovered_under_noise(
+        NoiseSettings(levels=(0.0, 0.01, 1.0), targets=2, insecure_seed=0)
+    )
     errors = [found[level].median_error for level in (0.0, 0.01, 1.0)]
     assert found[0.0].relative_error < 1e-3
     assert errors[0] < 2

@@ -9,6 +9,7 @@ import html
 import itertools
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,17 +116,12 @@ def line_chart(
         name=f"picked_{next(_numbers)}", fields=["series"], bind="legend", toggle="true"
     )
     has_band = any(one.low is not None for one in series)
+    told = {"y": y_title} | ({"low": "band from", "high": "band to"} if has_band else {})
     tooltip = [
         alt.Tooltip("series:N", title="series"),
         alt.Tooltip("x:Q", title=x_title, format=",.6~g"),
-        alt.Tooltip("y:Q", title=y_title, format=",.5~g"),
+        *(alt.Tooltip(f"{name}:Q", title=text, format=",.5~g") for name, text in told.items()),
     ]
-    if has_band:
-        tooltip += [
-            alt.Tooltip("low:Q", title="band from", format=",.5~g"),
-            alt.Tooltip("high:Q", title="band to", format=",.5~g"),
-        ]
-
     base = alt.Chart(alt.InlineData(values=rows))
     layers: list[alt.Chart] = []
     if has_band:
@@ -145,10 +141,8 @@ def line_chart(
         .encode(x=x, y=y, color=colour, strokeDash=dash, opacity=visible)
         .add_params(picked)
     )
-    sparse = [
-        one.label for one in series if sum(row["series"] == one.label for row in rows) <= FEW_POINTS
-    ]
-    if sparse:
+    points = Counter(row["series"] for row in rows)
+    if sparse := [label for label in labels if points[label] <= FEW_POINTS]:
         layers.append(
             base.transform_filter(alt.FieldOneOfPredicate(field="series", oneOf=sparse))
             .mark_point(filled=True, size=42)
@@ -187,62 +181,48 @@ def network_chart(
             f"positions are given for {len(positions)} agents"
         )
     neighbours: dict[int, set[int]] = {agent: set() for agent in positions}
+    edges = []
     for i, j in links:
         if i != j:
             neighbours[i].add(j)
             neighbours[j].add(i)
-    nodes = [
-        {
-            "agent": agent,
-            "label": labels.get(agent, str(agent)) if labels else str(agent),
-            "x": float(x),
-            "y": float(y),
-            "neighbours": textwrap.shorten(
-                ", ".join(map(str, sorted(neighbours[agent]))) or "none", 80, placeholder=" …"
-            ),
-            "degree": len(neighbours[agent]),
-        }
-        for agent, (x, y) in positions.items()
-    ]
-    edges = []
-    for i, j in links:
-        if i != j:
-            near, far = (list(map(float, positions[end])) for end in (i, j))
-            ends = dict(zip(("x", "y", "x2", "y2"), near + far, strict=True))
+            (x1, y1), (x2, y2) = positions[i], positions[j]
+            ends = {"x": float(x1), "y": float(y1), "x2": float(x2), "y2": float(y2)}
             edges.append({**ends, "from": i, "to": j})
+    nodes = []
+    for agent, (x, y) in positions.items():
+        label = (labels or {}).get(agent, str(agent))
+        near = ", ".join(map(str, sorted(neighbours[agent]))) or "none"
+        near = textwrap.shorten(near, 80, placeholder=" …")
+        node = {"agent": agent, "label": label, "x": float(x), "y": float(y)}
+        nodes.append({**node, "neighbours": near, "degree": len(neighbours[agent])})
     size = size or (380 if len(nodes) <= 30 else 560)
-    xs, ys = [float(x) for x, _ in positions.values()], [float(y) for _, y in positions.values()]
-    half = max(max(xs) - min(xs), max(ys) - min(ys), 1e-9) / 2 * 1.15
-    x_mid, y_mid = (max(xs) + min(xs)) / 2, (max(ys) + min(ys)) / 2
-    x_scale = alt.Scale(domain=[x_mid - half, x_mid + half], zero=False, nice=False)
-    y_scale = alt.Scale(domain=[y_mid - half, y_mid + half], zero=False, nice=False)
+    axes = zip(*positions.values(), strict=True)
+    spans = [(float(min(values)), float(max(values))) for values in axes]
+    half = max(1e-9, *(high - low for low, high in spans)) / 2 * 1.15
+    x_scale, y_scale = (
+        scale(((low + high) / 2 - half, (low + high) / 2 + half), log=False) for low, high in spans
+    )
     diameter = max(5.0, min(34.0, 0.4 * size / math.sqrt(len(nodes))))
-    x = alt.X("x:Q", scale=x_scale, axis=None)
-    y = alt.Y("y:Q", scale=y_scale, axis=None)
+    across = alt.X("x:Q", scale=x_scale, axis=None)
+    up = alt.Y("y:Q", scale=y_scale, axis=None)
     lines = (
         alt.Chart(alt.InlineData(values=edges))
         .mark_rule(color="#9AA5B1", strokeWidth=1.6 if len(edges) < 200 else 0.6)
-        .encode(x=x, y=y, x2="x2:Q", y2="y2:Q")
+        .encode(x=across, y=up, x2="x2:Q", y2="y2:Q")
     )
-    agents = alt.Chart(alt.InlineData(values=nodes)).encode(x=x, y=y)
+    agents = alt.Chart(alt.InlineData(values=nodes)).encode(x=across, y=up)
     circles = agents.mark_circle(
         size=math.pi / 4 * diameter**2, color=PALETTE[0], opacity=1, stroke="white", strokeWidth=1.5
-    ).encode(
-        tooltip=[
-            alt.Tooltip("label:N", title="agent"),
-            alt.Tooltip("degree:Q", title="neighbours"),
-            alt.Tooltip("neighbours:N", title="linked to"),
-        ]
     )
+    told = {"label:N": "agent", "degree:Q": "neighbours", "neighbours:N": "linked to"}
+    circles = circles.encode(tooltip=[alt.Tooltip(name, title=text) for name, text in told.items()])
     layers = [lines, circles] if edges else [circles]
     longest = max(len(str(node["label"])) for node in nodes)
     font_size = min(13.0, diameter * 0.5, 1.5 * diameter / longest)
     if font_size >= 7:
-        layers.append(
-            agents.mark_text(
-                color="white", fontSize=font_size, fontWeight="bold", font=FONT
-            ).encode(text="label:N")
-        )
+        texts = agents.mark_text(color="white", fontSize=font_size, fontWeight="bold", font=FONT)
+        layers.append(texts.encode(text="label:N"))
     title_lines = heading(title, subtitle, size)
     return styled(alt.LayerChart(layer=layers, width=size, height=size, title=title_lines))
 
@@ -264,8 +244,7 @@ def panel(charts: Sequence[alt.LayerChart], columns: int = 2) -> alt.ConcatChart
         for name in THEME:
             setattr(copy, name, alt.Undefined)
     apart = alt.Resolve(scale=alt.ScaleResolveMap(color="independent", strokeDash="independent"))
-    grid = alt.concat(*bare, columns=columns, spacing=36, resolve=apart)
-    return styled(grid)
+    return styled(alt.concat(*bare, columns=columns, spacing=36, resolve=apart))
 
 
 def save_chart(chart: alt.LayerChart | alt.ConcatChart, path_stem: str | Path) -> dict[str, Path]:
@@ -317,13 +296,11 @@ def _rows(
     """The chart's data, one row a point, and every value that each axis has to reach."""
     reach: dict[str, list[float]] = {"x": [], "y": list(rule_values)}
     for one in series:
-        reach["x"] += [float(x) for x in one.x if _shown(float(x), log_x)]
+        reach["x"] += [x for x in map(float, one.x) if _shown(x, log_x)]
         for values in (one.y, one.low, one.high):
-            reach["y"] += [
-                float(v) for v in (() if values is None else values) if _shown(float(v), log_y)
-            ]
+            if values is not None:
+                reach["y"] += [y for y in map(float, values) if _shown(y, log_y)]
     rows: list[dict[str, Any]] = []
-    drawn = 0
     floor = min(reach["y"], default=1.0)
     for one in series:
         for i, x in enumerate(map(float, one.x)):
@@ -331,14 +308,13 @@ def _rows(
                 continue
             y = float(one.y[i])
             row = {"series": one.label, "x": x, "y": y if _shown(y, log_y) else None}
-            drawn += row["y"] is not None
             if one.low is not None and one.high is not None:
                 low, high = float(one.low[i]), float(one.high[i])
                 if math.isfinite(low) and _shown(high, log_y):
                     row |= {"low": low, "high": high}
                     row |= {"shown_low": max(low, floor), "shown_high": high}
             rows.append(row)
-    if not drawn:
+    if all(row["y"] is None for row in rows):
         raise SottovoceError(
             f"none of the {len(series)} series has a point that can be shown; "
             "values must be finite, and positive on a logarithmic axis"
@@ -380,7 +356,7 @@ def _rule_layers(
 
 
 def _without_hover(part: Any) -> Any:
-    """The same picture without the invisible points of the tooltips, which only swell a file."""
+    """The same picture without the invisible points of the tooltips, which would only make a file larger."""
     if isinstance(part, dict):
         return {key: _without_hover(value) for key, value in part.items()}
     if not isinstance(part, list):

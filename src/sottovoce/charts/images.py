@@ -27,25 +27,16 @@ def image_grid(
         for column, image in enumerate(images)
     ]
     step = size + 6
+    names = alt.Axis(title=None, labelLimit=0, domain=False, ticks=False, grid=False)
     pictures = (
         alt.Chart(alt.InlineData(values=values))
         .mark_image(width=size, height=size)
         .encode(
             x=alt.X("column:O", axis=None),
-            y=alt.Y(
-                "row:N",
-                sort=list(rows),
-                axis=alt.Axis(title=None, labelLimit=0, domain=False, ticks=False, grid=False),
-            ),
+            y=alt.Y("row:N", sort=list(rows), axis=names),
             url="url:N",
         )
     )
-    width = columns * step
-    return styled(
-        alt.LayerChart(
-            layer=[pictures],
-            width=width,
-            height=len(rows) * step,
-            title=heading(title, subtitle, max(width, 480)),
-        )
-    )
+    width, height = columns * step, len(rows) * step
+    above = heading(title, subtitle, max(width, 480))
+    return styled(alt.LayerChart(layer=[pictures], width=width, height=height, title=above))

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from sottovoce.charts.images import image_grid
 from sottovoce.errors import AttackError
@@ -88,57 +89,37 @@ def audit_study(
 
 def as_study(audit: Audit, command: str) -> Study:
     """The rows of an audit as a table with controls, why attacks were refused, and the images."""
-    refused = [row for row in audit.rows if row.refused]
-    tables = [
-        Table(
-            f"Medians of {audit.facts['targets']} targets; recovered: summed squared error below "
-            f"{audit.facts['threshold']:g}, 95 % interval",
-            ("adversary", "algorithm", "stepsize", "round", "attack + reader", *MEASURES),
-            [
-                *(_cells(row) for row in audit.rows if row.attacked),
-                *(
-                    ("nobody", "", "", k, "blind guess", "", "", f"{error:.3g}", *[""] * 4)
-                    for k, error in audit.blind.items()
-                ),
-            ],
-            optional=("stepsize", "SSIM", "PSNR", "relative error", "round", "labels"),
-        )
-    ]
-    if refused:
-        tables.append(
-            Table(
-                "Attacks that were refused, for some targets or all",
-                ("adversary", "algorithm", "round", "attack", "why"),
-                [(r.adversary, r.algorithm, r.round, r.attack, r.refused) for r in refused],
-            )
-        )
-    return Study(
-        "audit",
-        "What an observer of the messages recovers",
-        "",
-        "undecided",
-        [*audit.verdicts, *audit.advice],
-        {
-            **audit.facts,
-            "controls_passed": audit.controls_passed,
-            "rows": [row.to_json() for row in audit.rows],
-            "blind": {str(round): error for round, error in audit.blind.items()},
-            "images": _pictures(audit),
-        },
-        command,
-        tables,
+    rows = [_cells(row) for row in audit.rows if row.attacked]
+    for k, error in audit.blind.items():
+        rows.append(("nobody", "", "", k, "blind guess", "", "", f"{error:.3g}", *[""] * 4))
+    measured = Table(
+        f"Medians of {audit.facts['targets']} targets; recovered: summed squared error below "
+        f"{audit.facts['threshold']:g}, 95 % interval",
+        ("adversary", "algorithm", "stepsize", "round", "attack + reader", *MEASURES),
+        rows,
+        optional=("stepsize", "SSIM", "PSNR", "relative error", "round", "labels"),
     )
+    refused = Table(
+        "Attacks that were refused, for some targets or all",
+        ("adversary", "algorithm", "round", "attack", "why"),
+        [(r.adversary, r.algorithm, r.round, r.attack, r.refused) for r in audit.rows if r.refused],
+    )
+    data = {
+        **audit.facts,
+        "controls_passed": audit.controls_passed,
+        "rows": [row.to_json() for row in audit.rows],
+        "blind": {str(round): error for round, error in audit.blind.items()},
+        "images": _pictures(audit),
+    }
+    title, findings = "What an observer of the messages recovers", [*audit.verdicts, *audit.advice]
+    tables = [measured, refused] if refused.rows else [measured]
+    return Study("audit", title, "", "undecided", findings, data, command, tables)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    return (
-        row.adversary,
-        row.algorithm,
-        row.stepsize.removesuffix(":coordinate"),
-        str(row.round),
-        f"{row.attack} + {row.inversion}",
-        *row.cells,
-    )
+def _cells(row: Row) -> tuple[Any, ...]:
+    stepsize = row.stepsize.removesuffix(":coordinate")
+    read = f"{row.attack} + {row.inversion}"
+    return row.adversary, row.algorithm, stepsize, row.round, read, *row.cells
 
 
 def _pictures(audit: Audit) -> dict[str, list[str]]:

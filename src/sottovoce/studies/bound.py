@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -49,20 +50,17 @@ def bound_study(settings: BoundSettings | None = None, execution: Execution | No
     settings = settings or BoundSettings()
     kappa, last = settings.kappa, settings.last_round
     prior = UniformPrior(kappa)
-    rounds = sorted({1, 2, 10, 100, *np.geomspace(1, last, 40).round().astype(int).tolist()})
-    rounds = [k for k in rounds if k <= last]
+    spread = np.geomspace(1, last, 40).round().astype(int).tolist()
+    rounds = sorted(k for k in {1, 2, 10, 100, *spread} if k <= last)
     curves = {law.name: [conditional_entropy(law, prior, k) for k in rounds] for law in _LAWS}
     errors = {name: [mse_lower_bound(value) for value in curve] for name, curve in curves.items()}
     closed = uniform_closed_form(kappa)
     ours = {"entropy_nats": closed, "mse_lower_bound": mse_lower_bound(closed)}
     checks = []
-    for law in _LAWS:
-        for k in (1, 10):
-            estimate, error = monte_carlo_entropy(
-                law, prior, k, samples=settings.samples, seed=settings.seed
-            )
-            found = {"estimate": float(estimate), "standard_error": float(error)}
-            checks.append({"law": law.name, "k": k, **found})
+    for law, k in product(_LAWS, (1, 10)):
+        found = monte_carlo_entropy(law, prior, k, samples=settings.samples, seed=settings.seed)
+        estimate, error = map(float, found)
+        checks.append({"law": law.name, "k": k, "estimate": estimate, "standard_error": error})
     findings = [
         f"Uniform law on [0, 2λ̄], κ = {kappa:g}: ln κ - γ = {closed:.4f} nats and squared error "
         f"{ours['mse_lower_bound']:.4f}, at every round and for every λ̄"
@@ -80,38 +78,28 @@ def bound_study(settings: BoundSettings | None = None, execution: Execution | No
         for at, k in enumerate(rounds)
         if k in (1, 2, 10, 100, 1000)
     ]
-    return Study(
-        "bound",
-        "What an observer of λg must still not know about g",
-        CLAIM,
-        verdict(kappa, ours),
-        findings,
-        {
-            "kappa": kappa,
-            "paper": PAPER,
-            "closed_form": ours,
-            "rounds": rounds,
-            "entropy_nats": curves,
-            "mse_lower_bound": errors,
-            "monte_carlo": checks,
-        },
-        command_line("reproduce bound", settings),
-        [
-            Table(
-                f"Entropy h(g | λg) for g uniform on [-{kappa:g}, {kappa:g}]",
-                ("law", "round k", "nats", "squared error at least"),
-                rows,
-            ),
-            Table(
-                "Independent check by nearest neighbours",
-                ("law", "round k", "estimate", "standard error"),
-                [
-                    (c["law"], c["k"], f"{c['estimate']:.4f}", f"{c['standard_error']:.4f}")
-                    for c in checks
-                ],
-            ),
-        ],
+    entropies = Table(
+        f"Entropy h(g | λg) for g uniform on [-{kappa:g}, {kappa:g}]",
+        ("law", "round k", "nats", "squared error at least"),
+        rows,
     )
+    checked = Table(
+        "Independent check by nearest neighbours",
+        ("law", "round k", "estimate", "standard error"),
+        [(c["law"], c["k"], f"{c['estimate']:.4f}", f"{c['standard_error']:.4f}") for c in checks],
+    )
+    data = {
+        "kappa": kappa,
+        "paper": PAPER,
+        "closed_form": ours,
+        "rounds": rounds,
+        "entropy_nats": curves,
+        "mse_lower_bound": errors,
+        "monte_carlo": checks,
+    }
+    title = "What an observer of λg must still not know about g"
+    judged, command = verdict(kappa, ours), command_line("reproduce bound", settings)
+    return Study("bound", title, CLAIM, judged, findings, data, command, [entropies, checked])
 
 
 def verdict(kappa: float, ours: dict[str, float]) -> Verdict:

@@ -1,13 +1,14 @@
 """The paper's first experiment: PDSGD against DSGD on decentralized estimation."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from sottovoce.charts import banded, line_chart, panel
+from sottovoce.charts import Series, banded, line_chart, panel
 from sottovoce.errors import SimulationError
 from sottovoce.mechanisms import DSGD, PDSGD, NoisyDSGD
 from sottovoce.problems import Estimation
@@ -55,12 +56,8 @@ def estimation_study(
     steps, runs, graph = settings.steps, settings.runs, settings.network()
     if runs < 2:
         raise SimulationError(f"runs is {runs}; a comparison with its spread needs at least 2")
-    asked: dict[str, Any] = {
-        "steps": steps,
-        "runs": runs,
-        "insecure_seed": settings.insecure_seed,
-        "options": Options(progress=execution.progress),
-    }
+    asked: Any = {"steps": steps, "runs": runs, "insecure_seed": settings.insecure_seed}
+    asked["options"] = Options(progress=execution.progress)
     scalar = Stepsize(law=Experiment(), per="agent")
     found: dict[float, dict[str, Result]] = {}
     for scale in settings.scales:
@@ -71,44 +68,32 @@ def estimation_study(
             _ABLATION: simulate(problem, NoisyDSGD(0.0), graph, **asked),
         }
     comparisons = {scale: compare(results) for scale, results in found.items()}
-    rows = [
-        (
-            f"[0, {scale:g}]",
-            *(f"{end['mean']:.3g} ± {end['half_width']:.1g}" for end in c["final"].values()),
-            f"{c['final_ratio']:.3g}",
-        )
-        for scale, c in comparisons.items()
-    ]
-    return Study(
-        "estimation",
-        "Decentralized estimation: PDSGD against DSGD",
-        CLAIM,
-        unanimous(c["verdict"] for c in comparisons.values()),
-        [
-            *(_sentence(scale, comparison) for scale, comparison in comparisons.items()),
-            overall(comparisons),
-            _ablation_sentence(found),
-        ],
-        {
-            "graph": graph.describe(),
-            "steps": steps,
-            "runs": runs,
-            "data_seed": settings.data_seed,
-            "insecure_seed": settings.insecure_seed,
-            "scales": [
-                {"scale": scale, **comparisons[scale], "curves": _curves(results)}
-                for scale, results in found.items()
-            ],
-        },
-        command_line("reproduce estimation", settings),
-        [
-            Table(
-                f"Distance to the optimum after {steps:,} rounds, mean of {runs:,} runs ± 95 %",
-                ("M_i on", "PDSGD", "DSGD", "equal shares", "PDSGD/DSGD"),
-                rows,
-            )
-        ],
+    rows = []
+    for scale, c in comparisons.items():
+        ends = (f"{end['mean']:.3g} ± {end['half_width']:.1g}" for end in c["final"].values())
+        rows.append((f"[0, {scale:g}]", *ends, f"{c['final_ratio']:.3g}"))
+    table = Table(
+        f"Distance to the optimum after {steps:,} rounds, mean of {runs:,} runs ± 95 %",
+        ("M_i on", "PDSGD", "DSGD", "equal shares", "PDSGD/DSGD"),
+        rows,
     )
+    data = {
+        "graph": graph.describe(),
+        "steps": steps,
+        "runs": runs,
+        "data_seed": settings.data_seed,
+        "insecure_seed": settings.insecure_seed,
+        "scales": [
+            {"scale": scale, **comparisons[scale], "curves": _curves(results)}
+            for scale, results in found.items()
+        ],
+    }
+    findings = [_sentence(scale, comparison) for scale, comparison in comparisons.items()]
+    findings += [overall(comparisons), _ablation_sentence(found)]
+    verdict = unanimous(c["verdict"] for c in comparisons.values())
+    title = "Decentralized estimation: PDSGD against DSGD"
+    command = command_line("reproduce estimation", settings)
+    return Study("estimation", title, CLAIM, verdict, findings, data, command, [table])
 
 
 def compare(results: Mapping[str, Result]) -> dict[str, Any]:
@@ -121,7 +106,7 @@ def compare(results: Mapping[str, Result]) -> dict[str, Any]:
     rounds, runs = results["PDSGD"].rounds[1:], ours.shape[1]
     difference = ours.mean(1) - theirs.mean(1)
     error = _Z * ((ours.var(1) + theirs.var(1)) / runs).sqrt()
-    edges = zip((difference - error).tolist(), (difference + error).tolist(), strict=True)
+    edges = torch.stack([difference - error, difference + error], dim=1).tolist()
     verdicts = [judge(low, high, below=0.0) for low, high in edges]
     phases = [
         {"from": span[0][0], "to": span[-1][0], "pdsgd": _WORDS[verdict]}
@@ -180,19 +165,14 @@ def overall(comparisons: Mapping[float, Mapping[str, Any]]) -> str:
         [scale for scale, c in comparisons.items() if c["final_verdict"] == word]
         for word in ("better", "worse")
     )
-    ahead = [
-        scale
-        for scale, c in comparisons.items()
-        if any(phase["pdsgd"] == "better" for phase in c["phases"])
-    ]
-    held = (
-        f"The paper's claim held in part: PDSGD is ahead in some rounds for {_list(ahead)}"
-        if ahead
-        else "The paper's claim did not hold: PDSGD is ahead in no round"
-    )
+    won = {scale: [phase["pdsgd"] for phase in c["phases"]] for scale, c in comparisons.items()}
+    ahead = [scale for scale, words in won.items() if "better" in words]
+    held = "did not hold: PDSGD is ahead in no round"
+    if ahead:
+        held = f"held in part: PDSGD is ahead in some rounds for {_list(ahead)}"
     return (
-        f"{held}; at the last round it is more accurate for {_list(better)}, less accurate for "
-        f"{_list(worse)}."
+        f"The paper's claim {held}; at the last round it is more accurate for {_list(better)}, "
+        f"less accurate for {_list(worse)}."
     )
 
 
@@ -207,16 +187,15 @@ def _ablation_sentence(found: Mapping[float, Mapping[str, Result]]) -> str:
         overshoot = float(curves["DSGD"].max() / ours.max())
         if overshoot > 2:
             explained.append(peak < overshoot**0.5)
-    sentence = (
+    cause = (
+        ": what PDSGD gains on DSGD early, it gains mostly by sharing the step with neighbours, "
+        "which damps agents that overshoot alone"
+    )
+    return (
         "Sharing each step equally with stepsize 1/k and no randomness has a largest and a final "
         f"error that are PDSGD's times {', '.join(parts)}"
+        f"{cause if explained and all(explained) else ''}."
     )
-    if explained and all(explained):
-        sentence += (
-            ": what PDSGD gains on DSGD early, it gains mostly by sharing the step with "
-            "neighbours, which damps agents that overshoot alone"
-        )
-    return sentence + "."
 
 
 def _span(first: int, last: int) -> str:
@@ -226,40 +205,38 @@ def _span(first: int, last: int) -> str:
 def _list(scales: Sequence[float]) -> str:
     if not scales:
         return "no scale"
-    *first, last = (f"{scale:g}" for scale in scales)
-    return f"scale {', '.join(first)} and {last}" if first else f"scale {last}"
+    return "scale " + " and ".join(", ".join(f"{s:g}" for s in scales).rsplit(", ", 1))
 
 
 def _curves(results: Mapping[str, Result]) -> dict[str, Any]:
     curves: dict[str, Any] = {"rounds": results["PDSGD"].rounds}
     for name, result in results.items():
-        for metric in result.metrics:
-            curves[f"{name}.{metric}"] = result.band(metric).to_json()
+        curves |= {f"{name}.{metric}": result.band(metric).to_json() for metric in result.metrics}
     return curves
 
 
 def _chart(data: Data) -> Chart:
-    charts = []
-    for study in data["scales"]:
-        curves = study["curves"]
-        series = []
-        for key in curves:
-            if key.endswith(".distance"):
-                band = {edge: values[1:] for edge, values in curves[key].items()}
-                band["low"] = [max(0.0, value) for value in band["low"]]
-                series.append(banded(key.removesuffix(".distance"), curves["rounds"][1:], band))
-        charts.append(
-            line_chart(
-                series,
-                title=f"M uniform on [0, {study['scale']:g}]",
-                subtitle=f"mean of {data['runs']:,} runs, 95 % band",
-                x_title="round k",
-                y_title="distance to the optimum",
-                log="xy",
-                size=(360, 300),
-            )
+    charts = [
+        line_chart(
+            list(_distances(study["curves"])),
+            title=f"M uniform on [0, {study['scale']:g}]",
+            subtitle=f"mean of {data['runs']:,} runs, 95 % band",
+            x_title="round k",
+            y_title="distance to the optimum",
+            log="xy",
+            size=(360, 300),
         )
+        for study in data["scales"]
+    ]
     return panel(charts, columns=len(charts))
+
+
+def _distances(curves: Data) -> Iterator[Series]:
+    for key, curve in curves.items():
+        if key.endswith(".distance"):
+            band = {edge: values[1:] for edge, values in curve.items()}
+            band["low"] = [max(0.0, value) for value in band["low"]]
+            yield banded(key.removesuffix(".distance"), curves["rounds"][1:], band)
 
 
 register(Kind("estimation", {"estimation": _chart}, EstimationSettings, estimation_study))

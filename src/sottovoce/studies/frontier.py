@@ -1,13 +1,15 @@
 """What protection costs: accuracy against the error of the best attack, algorithm by algorithm."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 
-from sottovoce.charts import Series, line_chart, panel
+from sottovoce.charts import Series, banded, line_chart, panel
 from sottovoce.errors import SottovoceError
 from sottovoce.graphs import ring
 from sottovoce.mechanisms import DSGD, PDSGD, NoisyDSGD, ZeroSumDSGD, parse_algorithm
@@ -103,8 +105,7 @@ def points(levels: Sequence[float]) -> list[Setting]:
         for law in ("experiment", "uniform"):
             found.append(Setting(f"PDSGD, {kind} mixing", str(PDSGD(mixing)), law))
     for level in levels:
-        noisy = str(NoisyDSGD(level))
-        found.append(Setting("NoisyDSGD", noisy, public, effective_noise=level))
+        found.append(Setting("NoisyDSGD", str(NoisyDSGD(level)), public, effective_noise=level))
     for family, weights in _ZERO_SUM.items():
         gain = protection(ZeroSumDSGD(1.0), ring(5, weights)).left
         for level in levels:
@@ -124,21 +125,18 @@ def frontier_study(
     settings, execution = settings or FrontierSettings(), execution or Execution()
     first, last = map(int, settings.part.split("/"))
     store, pieces = execution.store(), _pieces(settings, execution)
-    done: dict[tuple[Setting, str], dict[str, Any]] = {}
+    done: dict[Setting, dict[str, dict[str, Any]]] = {}
     with lock(execution.folder, shared=True):
-        for number, (case, (spec, compute)) in enumerate(pieces.items()):
+        for number, ((one, name), (spec, compute)) in enumerate(pieces.items()):
             if stored := store.load(spec):
-                done[case] = stored.facts
+                done.setdefault(one, {})[name] = stored.facts
             elif number % last == first - 1:
-                done[case] = compute()
-                store.save(spec, {}, done[case])
-                execution.say(f"{case[0].algorithm}, {case[0].law} law: {case[1]} done")
+                found = done.setdefault(one, {})[name] = compute()
+                store.save(spec, {}, found)
+                execution.say(f"{one.algorithm}, {one.law} law: {name} done")
     store.report("frontier", "pieces")
-    whole = []
-    for one in dict.fromkeys(one for one, _ in pieces):
-        names = [name for other, name in pieces if other == one]
-        if all((one, name) in done for name in names):
-            whole.append(_point(one, {name: done[one, name] for name in names}))
+    wanted = Counter(one for one, _ in pieces)
+    whole = [_point(one, parts) for one, parts in done.items() if len(parts) == wanted[one]]
     if not whole:
         raise SottovoceError(
             f"no setting is finished in {execution.folder} yet; run the other parts with the same "
@@ -155,7 +153,7 @@ def _pieces(settings: FrontierSettings, execution: Execution) -> dict[tuple[Sett
     attacked, inputs = Images().problem(5)
     specs = learning.spec, attacked.spec
     steps = settings.epochs * learning.rounds_an_epoch
-    asked = {"steps": steps, "runs": settings.runs, "insecure_seed": seed}
+    asked: dict[str, Any] = {"steps": steps, "runs": settings.runs, "insecure_seed": seed}
     options = Options(measure=[steps], progress=execution.progress)
     alone = Execution(say=execution.say)
     search = Search(settings.iterations, restarts=settings.restarts)
@@ -165,13 +163,11 @@ def _pieces(settings: FrontierSettings, execution: Execution) -> dict[tuple[Sett
         graph, algorithm = ring(5, one.weights), parse_algorithm(one.algorithm)
         about = {"kind": "frontier", "algorithm": code_of(algorithm), "graph": graph.spec}
         for scale in settings.scales:
-            stepsize = replace(training, scale=scale).stepsize(
-                LAWS[one.law], learning.rounds_an_epoch
-            )
+            training = Training(epochs=settings.epochs, scale=scale)
+            stepsize = training.stepsize(LAWS[one.law], learning.rounds_an_epoch)
             spec = {**about, "problem": specs[0], "stepsize": stepsize.spec, **asked}
-            train = partial(
-                simulate, learning, algorithm, graph, stepsize=stepsize, options=options, **asked
-            )
+            more = {**asked, "stepsize": stepsize, "options": options}
+            train = partial(simulate, learning, algorithm, graph, **more)
             found[one, f"accuracy {scale:g}"] = spec, partial(_accuracies, train)
         for name, (adversary, agents) in _ADVERSARIES.items():
             questions = AuditSettings(
@@ -205,23 +201,23 @@ def _rows(run: Callable[[], Audit]) -> dict[str, Any]:
 def _point(one: Setting, pieces: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """All pieces of a setting put together."""
     by_scale = {
-        float(name.split()[1]): found["accuracies"]
+        name.split()[1]: found["accuracies"]
         for name, found in pieces.items()
         if name not in _ADVERSARIES
     }
     scale = max(by_scale, key=lambda one: sum(by_scale[one]))
-    accuracies = torch.tensor(by_scale[scale], dtype=torch.float64)
+    accuracies = by_scale[scale]
     attacks = {
         who: {"blind": pieces[who]["blind"], **_best(map(Row.from_json, pieces[who]["rows"]))}
         for who in _ADVERSARIES
     }
     return {
         **asdict(one),
-        "scale": scale,
-        "accuracies": {f"{one:g}": values for one, values in by_scale.items()},
-        "accuracy": float(accuracies.mean()),
-        "low": float(accuracies.min()),
-        "high": float(accuracies.max()),
+        "scale": float(scale),
+        "accuracies": by_scale,
+        "accuracy": float(torch.tensor(accuracies, dtype=torch.float64).mean()),
+        "low": min(accuracies),
+        "high": max(accuracies),
         "attacks": attacks,
         "rows": {who: pieces[who]["rows"] for who in _ADVERSARIES},
     }
@@ -237,9 +233,7 @@ def _best(rows: Iterable[Row]) -> dict[str, Any]:
         "error": best.median_error,
         "recovered": best.recovered,
         "share": [most.low, most.high],
-        "cosine": max(
-            (row.cosine or 0.0 for row in ran if row.attack != "conventional"), default=0.0
-        ),
+        "cosine": max([0.0, *(row.cosine or 0.0 for row in ran if row.attack != "conventional")]),
         "labels": max(row.labels_correct or 0 for row in ran),
     }
 
@@ -253,37 +247,31 @@ def verdict(points: Sequence[Data]) -> Verdict:
     private = [point for point in points if point["family"].startswith("PDSGD")]
     noisy = [point for point in points if point["effective_noise"] and _withstands(point)]
     several = all(point["low"] < point["high"] for point in (*private, *noisy))
-    hides = [
+    parts: list[Verdict] = [
         judge(*found["share"], below=0.25) for one in private for found in one["attacks"].values()
     ]
-    costs: list[Verdict] = [
-        judge(one["low"] - other["high"], one["high"] - other["low"], above=0.0)
-        for one in private
-        for other in noisy
-    ]
-    return all_hold([*hides, *(costs if several else ["undecided"])])
+    if several:
+        parts += [
+            judge(one["low"] - other["high"], one["high"] - other["low"], above=0.0)
+            for one, other in product(private, noisy)
+        ]
+    return all_hold(parts if several else [*parts, "undecided"])
 
 
 def _study(points: list[dict[str, Any]], settings: FrontierSettings) -> Study:
     headings = ("algorithm", "noise", "effective noise", "accuracy", "stepsize scale")
     blind = points[0]["attacks"]["eavesdropper"]["blind"]
-    return Study(
-        "frontier",
-        "What protection costs: small CNN, ring of five agents",
-        CLAIM,
-        verdict(points),
-        [*_recommendation(points, settings), *_at_equal_noise(points)],
-        {"points": points, "sizes": asdict(settings), "blind": blind, "levels": settings.levels},
-        command_line("reproduce frontier", settings),
-        [
-            Table(
-                f"Validation accuracy (mean, range of {settings.runs} runs) and the best attack's "
-                f"median error on {settings.targets} images; a blind guess has {blind:.3g}",
-                (*headings, *_ADVERSARIES, "labels"),
-                [_cells(point, settings.targets) for point in points],
-            )
-        ],
+    table = Table(
+        f"Validation accuracy (mean, range of {settings.runs} runs) and the best attack's "
+        f"median error on {settings.targets} images; a blind guess has {blind:.3g}",
+        (*headings, *_ADVERSARIES, "labels"),
+        [_cells(point, settings.targets) for point in points],
     )
+    title = "What protection costs: small CNN, ring of five agents"
+    said = [_recommendation(points, settings), *_at_equal_noise(points)]
+    data = {"points": points, "sizes": asdict(settings), "blind": blind, "levels": settings.levels}
+    command = command_line("reproduce frontier", settings)
+    return Study("frontier", title, CLAIM, verdict(points), said, data, command, [table])
 
 
 def _cells(point: Data, targets: int) -> tuple[str, ...]:
@@ -304,35 +292,34 @@ def _withstands(point: Data) -> bool:
     return all(found["error"] >= found["blind"] for found in point["attacks"].values())
 
 
-def _recommendation(points: Sequence[Data], settings: FrontierSettings) -> list[str]:
+def _recommendation(points: Sequence[Data], settings: FrontierSettings) -> str:
     """The most accurate setting that no attack beats the blind guess on, against plain PDSGD."""
-    plain = [p for p in points if (p["family"], p["law"]) == ("PDSGD, scalar mixing", "experiment")]
-    safe = [point for point in points if _withstands(point)]
-    if not safe:
-        return ["No setting tried keeps every attack above the blind guess."]
-    best = max(safe, key=lambda point: point["accuracy"])
+    withstood = [point for point in points if _withstands(point)]
+    if not withstood:
+        return "No setting tried keeps every attack above the blind guess."
+    best = max(withstood, key=lambda point: point["accuracy"])
     text = (
         "The most accurate setting on which no attack of either adversary beats the blind guess "
         f"is {best['algorithm']} with {best['weights']} weights and the stepsize scale "
         f"{best['scale']:g}: accuracy {best['accuracy']:.4f}"
     )
-    if plain:
-        gap = best["accuracy"] - plain[0]["accuracy"]
-        text += f", PDSGD's being {plain[0]['accuracy']:.4f} ({gap:+.4f})"
+    for plain in points:
+        if (plain["family"], plain["law"]) == ("PDSGD, scalar mixing", "experiment"):
+            gap = best["accuracy"] - plain["accuracy"]
+            text += f", PDSGD's being {plain['accuracy']:.4f} ({gap:+.4f})"
     leaked = best["attacks"]["eavesdropper"]["labels"]
-    return [f"{text}. Labels still leak: {leaked} of {settings.targets} are read off its messages."]
+    return f"{text}. Labels still leak: {leaked} of {settings.targets} are read off its messages."
 
 
 def _at_equal_noise(points: Sequence[Data]) -> list[str]:
     """How far each family of zero-sum noise lies above NoisyDSGD, level by level."""
-    noisy = {p["effective_noise"]: p for p in points if p["family"] == "NoisyDSGD"}
+    noisy = {p["effective_noise"]: p["accuracy"] for p in points if p["family"] == "NoisyDSGD"}
     said = []
     for family in _ZERO_SUM:
         gaps = [
-            f"{p['accuracy'] - noisy[p['effective_noise']]['accuracy']:+.4f} at "
-            f"{p['effective_noise']:g}"
+            f"{p['accuracy'] - noisy[level]:+.4f} at {level:g}"
             for p in points
-            if p["family"] == family and p["effective_noise"] in noisy
+            if p["family"] == family and (level := p["effective_noise"]) in noisy
         ]
         if gaps:
             said.append(
@@ -343,55 +330,50 @@ def _at_equal_noise(points: Sequence[Data]) -> list[str]:
 
 
 def _chart(data: Data) -> Chart:
-    families: dict[str, list[Any]] = {}
+    families: dict[str, list[Data]] = {}
     for point in data["points"]:
         families.setdefault(point["family"], []).append(point)
-
-    def values(points: list[Any], name: str) -> list[float]:
-        return [point[name] for point in points]
-
-    charts = []
-    for who in data["points"][0]["attacks"]:
-        series = []
-        for family, points in families.items():
-            errors = [point["attacks"][who]["error"] for point in points]
-            series.append(Series(family, values(points, "accuracy"), errors))
-        charts.append(
-            line_chart(
-                series,
-                title=f"Against {'an ' * (who == 'eavesdropper')}{who}",
-                subtitle="best attack; above the line it does worse than a blind guess",
-                x_title="validation accuracy",
-                y_title="error of the recovered image",
-                log="y",
-                rules=[(data["blind"], "blind guess")],
-                size=(420, 340),
-            )
-        )
-    plain = families.get("PDSGD, scalar mixing", [])[:1]
-    charts.append(
+    charts = [
         line_chart(
             [
                 Series(
                     family,
-                    values(points, "effective_noise"),
-                    values(points, "accuracy"),
-                    values(points, "low"),
-                    values(points, "high"),
+                    [point["accuracy"] for point in points],
+                    [point["attacks"][who]["error"] for point in points],
                 )
                 for family, points in families.items()
-                if points[0]["effective_noise"]
             ],
-            title="Accuracy at equal effective noise",
-            subtitle=f"mean and range of {data['sizes']['runs']} runs",
-            x_title="noise left on a gradient for an eavesdropper who knows nothing of it",
-            y_title="validation accuracy",
-            log="x",
-            rules=[(one["accuracy"], f"{one['family']}, {one['law']} law") for one in plain],
+            title=f"Against {'an ' * (who == 'eavesdropper')}{who}",
+            subtitle="best attack; above the line it does worse than a blind guess",
+            x_title="validation accuracy",
+            y_title="error of the recovered image",
+            log="y",
+            rules=[(data["blind"], "blind guess")],
             size=(420, 340),
         )
+        for who in data["points"][0]["attacks"]
+    ]
+    plain = families.get("PDSGD, scalar mixing", [])[:1]
+    edges = {"mean": "accuracy", "low": "low", "high": "high"}
+    equal_noise = line_chart(
+        [
+            banded(
+                family,
+                [point["effective_noise"] for point in points],
+                {edge: [point[name] for point in points] for edge, name in edges.items()},
+            )
+            for family, points in families.items()
+            if points[0]["effective_noise"]
+        ],
+        title="Accuracy at equal effective noise",
+        subtitle=f"mean and range of {data['sizes']['runs']} runs",
+        x_title="noise left on a gradient for an eavesdropper who knows nothing of it",
+        y_title="validation accuracy",
+        log="x",
+        rules=[(one["accuracy"], f"{one['family']}, {one['law']} law") for one in plain],
+        size=(420, 340),
     )
-    return panel(charts, columns=2)
+    return panel([*charts, equal_noise])
 
 
 _CHARTS = {"frontier": _chart}

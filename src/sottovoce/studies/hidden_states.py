@@ -53,6 +53,7 @@ def states_study(
     rounds, graph = settings.rounds, settings.network()
     problem, _ = Images().problem(graph.agents, settings.batch)
     recorded = sorted({k for round in rounds for k in Chain().rounds(round)})
+    kept = Recording(recorded, range(settings.runs))
     transcript = simulate(
         problem,
         PDSGD(),
@@ -61,11 +62,7 @@ def states_study(
         runs=settings.runs,
         stepsize=Stepsize(Power(settings.scale), Experiment()),
         insecure_seed=settings.insecure_seed,
-        options=Options(
-            measure=[recorded[-1]],
-            record=Recording(recorded, range(settings.runs)),
-            progress=execution.progress,
-        ),
+        options=Options([recorded[-1]], kept, progress=execution.progress),
     ).transcript
     assert transcript is not None
     found = _errors(transcript, rounds)
@@ -78,31 +75,25 @@ def states_study(
         f"The chain, which needs two links of an agent, misses x_j by {max(errors['chain']):.1g} "
         "at most.",
     ]
-    return Study(
-        "states",
-        "How well observers know an agent's state",
-        CLAIM,
-        verdict(torch.minimum(found["messages"], found["chain"]) / found["neighbour"]),
-        findings,
-        {
-            "rounds": list(rounds),
-            "errors": errors,
-            "labels": _LABELS,
-            "scale": settings.scale,
-            "runs": settings.runs,
-        },
-        command_line("reproduce states", settings),
+    table = Table(
+        "Error divided by the distance of x_j from the start, mean over agents and runs",
+        ("round", *_LABELS.values()),
         [
-            Table(
-                "Error divided by the distance of x_j from the start, mean over agents and runs",
-                ("round", *_LABELS.values()),
-                [
-                    (round, *(f"{errors[name][at]:.2g}" for name in _LABELS))
-                    for at, round in enumerate(rounds)
-                ],
-            )
+            (round, *(f"{errors[name][at]:.2g}" for name in _LABELS))
+            for at, round in enumerate(rounds)
         ],
     )
+    data = {
+        "rounds": list(rounds),
+        "errors": errors,
+        "labels": _LABELS,
+        "scale": settings.scale,
+        "runs": settings.runs,
+    }
+    judged = verdict(torch.minimum(found["messages"], found["chain"]) / found["neighbour"])
+    title = "How well observers know an agent's state"
+    command = command_line("reproduce states", settings)
+    return Study("states", title, CLAIM, judged, findings, data, command, [table])
 
 
 def _errors(transcript: Transcript, rounds: tuple[int, ...]) -> dict[str, Tensor]:
@@ -132,7 +123,7 @@ def verdict(ratios: Tensor) -> Verdict:
     round by round, by the 95 % interval of the mean.
     """
     half = 1.96 * ratios.std(1) / math.sqrt(ratios.shape[1])
-    intervals = zip((ratios.mean(1) - half).tolist(), (ratios.mean(1) + half).tolist(), strict=True)
+    intervals = torch.stack([ratios.mean(1) - half, ratios.mean(1) + half], dim=1).tolist()
     return all_hold(judge(low, high, above=0.5) for low, high in intervals)
 
 

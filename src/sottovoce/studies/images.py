@@ -1,25 +1,20 @@
 """The networks and images that are audited."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from sottovoce.charts.png import encode_text
 from sottovoce.errors import ProblemError
 from sottovoce.privacy.readers import Inputs, Search
 from sottovoce.problems import ModuleProblem
-from sottovoce.problems.data import models, partitions, sets
+from sottovoce.problems.data import partitions, sets
 from sottovoce.studies.settings import option
+from sottovoce.studies.training import MNIST_PIXELS, Training, samples
 
-_MODELS: dict[str, Callable[[], nn.Sequential]] = {
-    "paper": models.paper_cnn,
-    "small": models.small_cnn,
-}
 _SHOWN = 8
 """Targets whose images are kept in a study."""
 
@@ -47,8 +42,7 @@ class Images:
         From `trainable` weights plain SGD learns, with standardised pixels; `glorot:4` is Glorot's
         uniform weights times a gain, with biases 0 and pixels in [0, 1].
         """
-        if self.model not in _MODELS:
-            raise ProblemError(f"model {self.model!r} is not known; accepted: {', '.join(_MODELS)}")
+        training = Training(model=self.model, data=self.data, device=self.device, batch=batch)
         kind, _, gain = self.start.partition(":")
         if kind not in ("trainable", "glorot") or (
             gain and not gain.replace(".", "", 1).isdecimal()
@@ -56,18 +50,10 @@ class Images:
             raise ProblemError(f"init {self.init!r} is not known; accepted: trainable, glorot:4")
         images = sets.load(self.data, self.data_dir).training
         trainable = kind == "trainable"
-        inputs = Inputs((1, 28, 28), batch, *((0.0, 1.0, 0.1307, 0.3081) if trainable else ()))
-        fed = inputs.standardise(images.images.float() / 255)
-        parts = partitions.parse_partition("equal")(images.labels, agents, 0).indices
-        problem = ModuleProblem(
-            _MODELS[self.model](),
-            cross_entropy,
-            [(fed[part], images.labels[part]) for part in parts],
-            batch=batch,
-            initialise=models.initialise if trainable else partial(_glorot, gain=float(gain or 4)),
-            device=self.device,
-        )
-        return problem, inputs
+        init = None if trainable else partial(_glorot, gain=float(gain or 4))
+        pixels = MNIST_PIXELS if trainable else (0.0, 1.0)
+        data = samples(images, partitions.equal(images.labels, agents, 0), pixels)
+        return training.problem(data, init=init), Inputs((1, 28, 28), batch, 0.0, 1.0, *pixels)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,6 +35,9 @@ _CASES: list[tuple[Mechanism, Law, Attack | None, tuple[str, ...]]] = [
 ]
 """Algorithm, stepsize law, attack (None being the controls) and readers, the paper's first."""
 
+_KEPT = ("model", "init", "round", "targets", "scale", "restarts", "iterations", "warmup")
+"""Settings that are kept with the numbers."""
+
 _ON_DSGD = "DSGD: conventional + dlg"
 _RARE = 0.25
 """Share of the images that an attack recovers below which its error is called large."""
@@ -89,48 +92,33 @@ def leakage_study(
         )
         found.append(audit(problem, algorithm, graph, inputs, now, execution, recordings[case]))
     rows = {row.name: row for one in found for row in one.rows}
-    images = [one.images[at] for one in found for at in range(len(one.rows))]
+    images = {row.name: one.images[at] for one in found for at, row in enumerate(one.rows)}
     truth, blind = found[0].truth[settings.round], found[0].blind[settings.round]
     mean_image = found[0].mean_image
     assert mean_image is not None
-    shown = {"truth": truth, **dict(zip(rows, images, strict=True))}
-    shown["blind guess"] = mean_image.expand_as(truth)
-    return Study(
-        "leakage",
-        f"What an eavesdropper recovers: {settings.model} CNN, one image a batch, {graph.name}",
-        CLAIM,
-        verdict(rows),
-        findings(rows, blind),
-        {
-            "model": settings.model,
-            "init": settings.start,
-            "round": settings.round,
-            "targets": settings.targets,
-            "scale": settings.scale,
-            "restarts": settings.restarts,
-            "iterations": settings.iterations,
-            "warmup": settings.warmup,
-            "confined": confined,
-            "graph": graph.describe(),
-            "problem": problem.describe(),
-            "blind": blind,
-            "trace": list(search.trace),
-            "rows": [{"name": name, **row.to_json()} for name, row in rows.items()],
-            "images": {name: pictures(one) for name, one in shown.items()},
-        },
-        command_line("reproduce leakage", settings),
+    shown = {"truth": truth, **images, "blind guess": mean_image.expand_as(truth)}
+    table = Table(
+        f"Medians of {settings.targets} images; error: summed squared error; recovered: "
+        f"below {asked.threshold:g}, 95 % interval",
+        ("algorithm: attack + reader", *MEASURES),
         [
-            Table(
-                f"Medians of {settings.targets} images; error: summed squared error; recovered: "
-                f"below {asked.threshold:g}, 95 % interval",
-                ("algorithm: attack + reader", *MEASURES),
-                [
-                    *((name, *row.cells) for name, row in rows.items()),
-                    ("blind guess", "", "", f"{blind:.3g}", "", "", "", ""),
-                ],
-            )
+            *((name, *row.cells) for name, row in rows.items()),
+            ("blind guess", "", "", f"{blind:.3g}", "", "", "", ""),
         ],
     )
+    data = {
+        **{name: getattr(settings, name) for name in _KEPT},
+        "confined": confined,
+        "graph": graph.describe(),
+        "problem": problem.describe(),
+        "blind": blind,
+        "trace": list(search.trace),
+        "rows": [{"name": name, **row.to_json()} for name, row in rows.items()],
+        "images": {name: pictures(one) for name, one in shown.items()},
+    }
+    title = f"What an eavesdropper recovers: {settings.model} CNN, one image a batch, {graph.name}"
+    said, command = findings(rows, blind), command_line("reproduce leakage", settings)
+    return Study("leakage", title, CLAIM, verdict(rows), said, data, command, [table])
 
 
 def _decided(settings: LeakageSettings, rough: bool) -> LeakageSettings:
@@ -149,8 +137,7 @@ def _search(settings: LeakageSettings) -> Search:
     """A search that keeps its images at iterations spread evenly on a logarithmic scale."""
     total = (settings.warmup or 0) + settings.iterations
     spread = [int(4 * (total / 4) ** (step / 24)) for step in range(25)] if total > 4 else []
-    trace = tuple(sorted({0, 1, 2, 3, *spread, total}))
-    return settings.search(trace)
+    return settings.search(tuple(sorted({0, 1, 2, 3, *spread, total})))
 
 
 def verdict(rows: Mapping[str, Row]) -> Verdict:
@@ -171,26 +158,22 @@ def findings(rows: Mapping[str, Row], blind: float) -> list[str]:
     found = []
     theirs, ours = rows.get(_ON_DSGD), rows.get("PDSGD (experiment law): conventional + dlg")
     if theirs and ours:
-        holds = "does not hold" if _succeeds(ours, blind) else "holds"
+        told = "It fails on DSGD too, so that its failure on PDSGD tells nothing."
+        if _succeeds(theirs, blind):
+            holds = "does not hold" if _succeeds(ours, blind) else "holds"
+            told = f"Against this attacker the paper's claim {holds}."
         found.append(
             f"The paper's attacker (conventional + dlg) has the median error {_shown(theirs)} on "
-            f"DSGD and {_shown(ours)} on PDSGD; a blind guess has {blind:.3g}. "
-            + (
-                f"Against this attacker the paper's claim {holds}."
-                if _succeeds(theirs, blind)
-                else "It fails on DSGD too, so that its failure on PDSGD tells nothing."
-            )
+            f"DSGD and {_shown(ours)} on PDSGD; a blind guess has {blind:.3g}. {told}"
         )
     for law in ("experiment", "uniform"):
         if row := rows.get(f"PDSGD ({law} law): elimination + projection"):
+            told = "at this effort it does not recover the images."
+            if _succeeds(row, blind):
+                told = "an observer of two messages of one sender removes its state."
             found.append(
                 f"Elimination + projection on round {row.round} of PDSGD, {law} law, has the "
-                f"median error {_shown(row)}: "
-                + (
-                    "an observer of two messages of one sender removes its state."
-                    if _succeeds(row, blind)
-                    else "at this effort it does not recover the images."
-                )
+                f"median error {_shown(row)}: {told}"
             )
     if chain := rows.get("PDSGD (experiment law): chain + projection"):
         found.append(
@@ -218,11 +201,10 @@ def _images(data: Data) -> Chart:
 
 
 def _error(data: Data) -> Chart:
-    series = []
+    series, steps = [], [step + 1 for step in data["trace"]]
     for row in data["rows"]:
         if row["trace"] and row["adversary"] != "control":
             low, middle, high = zip(*row["trace"], strict=True)
-            steps = [step + 1 for step in data["trace"]]
             series.append(Series(row["name"], steps, middle, low, high))
     return line_chart(
         series,

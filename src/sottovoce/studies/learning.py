@@ -1,7 +1,7 @@
 """What the studies that train a network share: settings, the training itself and its numbers."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from sottovoce.simulation.runner import simulate
 from sottovoce.stepsizes import Law
 from sottovoce.storage.execution import Execution
 from sottovoce.studies.settings import OnGraph, option
-from sottovoce.studies.study import Table
+from sottovoce.studies.study import Table, curves
 from sottovoce.studies.training import Training
 
 METRICS = ("training_accuracy", "validation_accuracy")
@@ -43,6 +43,10 @@ class Trained:
     data: dict[str, Any]
     held: Table
 
+    def row(self, name: str) -> tuple[str, ...]:
+        """A case's name and its final accuracies, mean ± 95 %."""
+        return name, *(shown(self.last(name, metric)) for metric in METRICS)
+
     def last(self, name: str, metric: str = "validation_accuracy") -> Tensor:
         """A metric after the last round, one number a run."""
         return self.results[name].metric(metric)[-1]
@@ -58,6 +62,7 @@ def train(settings: LearningSettings, cases: Sequence[Case], execution: Executio
     measured = {0, epoch // 4, epoch // 2, 3 * epoch // 4, *range(epoch, steps + 1, epoch)}
     asked: dict[str, Any] = {
         "steps": steps,
+        "runs": settings.runs,
         "insecure_seed": settings.insecure_seed,
         "options": Options(
             measure=measured,
@@ -66,14 +71,13 @@ def train(settings: LearningSettings, cases: Sequence[Case], execution: Executio
             progress=execution.progress,
         ),
     }
+    run: Callable[..., Result] = simulate
+    if settings.piece is not None:
+        run, asked["runs"] = simulate_in_pieces, pieces_of(settings.runs, settings.piece)
     found = {}
     for name, algorithm, law in cases:
         asked["stepsize"] = training.stepsize(law, epoch)
-        if settings.piece is None:
-            found[name] = simulate(problem, algorithm, graph, runs=settings.runs, **asked)
-        else:
-            pieces = pieces_of(settings.runs, settings.piece)
-            found[name] = simulate_in_pieces(problem, algorithm, graph, runs=pieces, **asked)
+        found[name] = run(problem, algorithm, graph, **asked)
     facts = {
         "training": {key: value for key, value in vars(training).items() if key != "data_dir"},
         "graph": graph.describe(),
@@ -81,7 +85,7 @@ def train(settings: LearningSettings, cases: Sequence[Case], execution: Executio
         "rounds_an_epoch": epoch,
         "runs": settings.runs,
         "insecure_seed": settings.insecure_seed,
-        "results": {name: _curves(result) for name, result in found.items()},
+        "results": {name: curves(result) for name, result in found.items()},
     }
     return Trained(found, facts, held)
 
@@ -90,14 +94,13 @@ def difference(ours: Tensor, theirs: Tensor) -> tuple[float, float]:
     """Welch's 95 % interval of the mean of `ours` minus that of `theirs`; infinite for one run."""
     if min(len(ours), len(theirs)) < 2:
         return -math.inf, math.inf
-    gap = float(ours.double().mean() - theirs.double().mean())
-    parts = [(float(values.double().var()) / len(values), len(values)) for values in (ours, theirs)]
-    total = sum(part for part, _ in parts)
-    if not total:
+    ours, theirs = ours.double(), theirs.double()
+    if not ours.var() + theirs.var():
+        gap = float(ours.mean() - theirs.mean())
         return gap, gap
-    freedom = total**2 / sum(part**2 / (runs - 1) for part, runs in parts)
-    half = float(stats.t.ppf(0.975, freedom)) * total**0.5
-    return gap - half, gap + half
+    test = stats.ttest_ind(ours.numpy(), theirs.numpy(), equal_var=False)
+    low, high = test.confidence_interval(0.95)
+    return float(low), float(high)
 
 
 def shown(values: Tensor) -> str:
@@ -106,12 +109,3 @@ def shown(values: Tensor) -> str:
     if len(values) < 2:
         return mean
     return f"{mean} ± {1.96 * float(values.std()) / len(values) ** 0.5:.4f}"
-
-
-def _curves(result: Result) -> dict[str, Any]:
-    curves: dict[str, Any] = {"rounds": result.rounds}
-    for metric, values in result.metrics.items():
-        curves[metric] = result.band(metric).to_json()
-        if values.ndim == 3:
-            curves[metric]["agents"] = values.double().mean(1).tolist()
-    return curves

@@ -18,7 +18,7 @@ from sottovoce.stepsizes import Experiment, Power, Stepsize
 from sottovoce.storage.execution import Execution
 from sottovoce.studies.judging import Verdict, all_hold, judge
 from sottovoce.studies.settings import OnGraph, command_line, option
-from sottovoce.studies.study import Chart, Data, Kind, Study, Table, register
+from sottovoce.studies.study import Chart, Data, Kind, Study, Table, curves, register
 
 CLAIM = (
     "x_i converges to x̄, x̄ to an optimal solution, and E||∇F(x̄)|| to zero, each no slower than "
@@ -59,31 +59,14 @@ def rates_study(settings: RatesSettings | None = None, execution: Execution | No
             f"steps is {steps} and runs is {runs}; a slope over the last decade of rounds with its "
             "spread needs at least 10 and 2"
         )
-    stepsize = Stepsize(Power(), Experiment())
-    found = {
-        case: simulate(
-            Quadratic.random(graph.agents, 10, noise=1.0, seed=settings.data_seed, **shape),
-            PDSGD(),
-            graph,
-            stepsize=stepsize,
-            steps=steps,
-            runs=runs,
-            insecure_seed=settings.insecure_seed,
-            options=Options(progress=execution.progress),
-        )
-        for case, shape in _CASES.items()
-    }
-    slopes = {
-        case: {metric: fit_slope(result, metric) for metric in _METRICS}
-        for case, result in found.items()
-    }
-    curves = {
-        case: {
-            "rounds": result.rounds,
-            **{metric: result.band(metric).to_json() for metric in result.metrics},
-        }
-        for case, result in found.items()
-    }
+    stepsize, options = Stepsize(Power(), Experiment()), Options(progress=execution.progress)
+    asked: Any = {"steps": steps, "runs": runs, "insecure_seed": settings.insecure_seed}
+    found, slopes = {}, {}
+    for case, shape in _CASES.items():
+        problem = Quadratic.random(graph.agents, 10, noise=1.0, seed=settings.data_seed, **shape)
+        result = simulate(problem, PDSGD(), graph, stepsize=stepsize, options=options, **asked)
+        found[case] = result
+        slopes[case] = {metric: fit_slope(result, metric) for metric in _METRICS}
     fitted = [
         (case, _METRICS[metric], fit["slope"], fit["half_width"])
         for case, fits in slopes.items()
@@ -95,51 +78,41 @@ def rates_study(settings: RatesSettings | None = None, execution: Execution | No
         + "."
         for case in slopes
     ]
-    return Study(
-        "rates",
-        "Convergence rates of PDSGD",
-        CLAIM,
-        all_hold(verdicts(slopes).values()),
-        [*findings, _overall(slopes)],
-        {
-            "graph": graph.describe(),
-            "stepsize": stepsize.describe(),
-            "steps": steps,
-            "runs": runs,
-            "fitted_rounds": [steps // 10, steps],
-            "slopes": slopes,
-            "curves": curves,
-        },
-        command_line("reproduce rates", settings),
-        [
-            Table(
-                f"Slopes over rounds {steps // 10:,} to {steps:,}, {runs} runs, 95 %",
-                ("problem", "quantity", "slope", "spread"),
-                [(c, quantity, f"{s:.3f}", f"± {h:.3f}") for c, quantity, s, h in fitted],
-            )
-        ],
+    table = Table(
+        f"Slopes over rounds {steps // 10:,} to {steps:,}, {runs} runs, 95 %",
+        ("problem", "quantity", "slope", "spread"),
+        [(c, quantity, f"{s:.3f}", f"± {h:.3f}") for c, quantity, s, h in fitted],
     )
+    data = {
+        "graph": graph.describe(),
+        "stepsize": stepsize.describe(),
+        "steps": steps,
+        "runs": runs,
+        "fitted_rounds": [steps // 10, steps],
+        "slopes": slopes,
+        "curves": {case: curves(result) for case, result in found.items()},
+    }
+    verdict = all_hold(verdicts(slopes).values())
+    said, command = [*findings, _overall(slopes)], command_line("reproduce rates", settings)
+    title = "Convergence rates of PDSGD"
+    return Study("rates", title, CLAIM, verdict, said, data, command, [table])
 
 
 def verdicts(slopes: Slopes) -> dict[tuple[str, str], Verdict]:
     """Of every case and metric, whether it falls like k^-1/2 or faster, to a tolerance."""
-    return {
-        (case, metric): judge(
-            fit["slope"] - fit["half_width"],
-            fit["slope"] + fit["half_width"],
-            below=-0.5 + _TOLERANCE,
-        )
-        for case, fits in slopes.items()
-        for metric, fit in fits.items()
-    }
+    found = {}
+    for case, fits in slopes.items():
+        for metric, fit in fits.items():
+            low, high = fit["slope"] - fit["half_width"], fit["slope"] + fit["half_width"]
+            found[case, metric] = judge(low, high, below=-0.5 + _TOLERANCE)
+    return found
 
 
 def _overall(slopes: Slopes) -> str:
     named: dict[Verdict, list[str]] = {"confirmed": [], "refuted": [], "undecided": []}
     for (case, metric), verdict in verdicts(slopes).items():
-        named[verdict].append(
-            f"{_METRICS[metric]} of {case!r} ({slopes[case][metric]['slope']:.2f})"
-        )
+        slope = slopes[case][metric]["slope"]
+        named[verdict].append(f"{_METRICS[metric]} of {case!r} ({slope:.2f})")
     if named["refuted"]:
         return (
             f"Slower than k^-1/2: {'; '.join(named['refuted'])}. The remarks infer a rate from "

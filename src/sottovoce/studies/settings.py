@@ -43,12 +43,9 @@ def options(settings: type) -> Iterator[tuple[Field[Any], Any]]:
 def build(settings: type, values: Mapping[str, Any]) -> Any:
     """Settings of this class from the values of all their options by field name."""
     hints = get_type_hints(settings)
-    found = {
-        one.name: build(hints[one.name], values)
-        if is_dataclass(hints[one.name])
-        else values[one.name]
-        for one in fields(settings)
-    }
+    found = {}
+    for name in (one.name for one in fields(settings)):
+        found[name] = build(hints[name], values) if is_dataclass(hints[name]) else values[name]
     return settings(**found)
 
 

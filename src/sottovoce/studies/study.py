@@ -16,6 +16,8 @@ from sottovoce.studies.judging import Verdict
 if TYPE_CHECKING:
     import altair as alt
 
+    from sottovoce.simulation.result import Result
+
 Data = Mapping[str, Any]
 Chart: TypeAlias = "alt.LayerChart | alt.ConcatChart"
 _AGREES: dict[bool | None, Verdict] = {True: "confirmed", False: "refuted", None: "undecided"}
@@ -66,7 +68,7 @@ class Study:
 
     @classmethod
     def from_json(cls, content: Any, source: str | Path = "this") -> "Study":
-        """The study that `to_json` or version 0.1 wrote; `source` is named where it is none."""
+        """The study that `to_json` or version 0.1 wrote; errors name `source`."""
         if not isinstance(content, dict) or content.get("kind") != "study":
             raise ResultError(f"{source} is not a saved study")
         found = {key: value for key, value in content.items() if key != "kind"}
@@ -89,7 +91,7 @@ class Study:
         return cls.from_json(content, path)
 
     def charts(self) -> dict[str, Chart]:
-        """The study's pictures by name; a study that nobody registered has none."""
+        """The study's pictures by name; a study without a registered `Kind` has none."""
         return draw(self.name, self.data)
 
     def write(self, folder: str | Path) -> list[Path]:
@@ -134,6 +136,16 @@ def kinds() -> Mapping[str, Kind]:
     for module in pkgutil.iter_modules(importlib.import_module("sottovoce.studies").__path__):
         importlib.import_module(f"sottovoce.studies.{module.name}")
     return _KINDS
+
+
+def curves(result: "Result") -> dict[str, Any]:
+    """Mean and band of every metric against the round, and each agent's own mean if it has one."""
+    found: dict[str, Any] = {"rounds": result.rounds}
+    for metric, values in result.metrics.items():
+        found[metric] = result.band(metric).to_json()
+        if values.ndim == 3:
+            found[metric]["agents"] = values.double().mean(1).tolist()
+    return found
 
 
 def draw(name: str, data: Data) -> dict[str, Chart]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import torch
@@ -15,6 +16,9 @@ from sottovoce.problems.module import Samples
 from sottovoce.stepsizes import Law, Power, Stepsize
 from sottovoce.studies.settings import option
 from sottovoce.studies.study import Table
+
+MNIST_PIXELS = (0.1307, 0.3081)
+"""Mean and standard deviation of MNIST's pixels, between 0 and 1."""
 
 _MODELS: dict[str, Callable[..., torch.nn.Sequential]] = {
     "paper": models.paper_cnn,
@@ -42,7 +46,7 @@ class Training:
     data_dir: str | None = option(None, "Folder of IDX files (or set SOTTOVOCE_DATA).")
     device: str = option("cpu", "cpu or cuda.")
     precision: Precision = field(
-        default="float32", metadata={"help": "Of activations; bfloat16 is quicker on a GPU."}
+        default="float32", metadata={"help": "Of activations; bfloat16 is faster on a GPU."}
     )
 
     def __post_init__(self) -> None:
@@ -66,8 +70,7 @@ class Training:
         With them the table of what every agent holds, by label.
         """
         loaded = sets.load(self.data, self.data_dir)
-        divide = partitions.parse_partition(self.partition)
-        held = divide(loaded.training.labels, agents, 0)
+        held = partitions.parse_partition(self.partition)(loaded.training.labels, agents, 0)
         kept = partitions.equal(loaded.validation.labels, agents, 1)
         counts = held.table(loaded.training.labels)
         table = Table(
@@ -75,17 +78,25 @@ class Training:
             ("agent", *map(str, range(len(counts[0]))), "all"),
             [(agent, *row, sum(row)) for agent, row in enumerate(counts)],
         )
-        return _samples(loaded.training, held), _samples(loaded.validation, kept), table
+        return samples(loaded.training, held), samples(loaded.validation, kept), table
 
-    def problem(self, data: list[Samples], validation: list[Samples]) -> ModuleProblem:
-        """The model with its loss and the agents' portions."""
+    def problem(
+        self,
+        data: list[Samples],
+        validation: list[Samples] | None = None,
+        init: Callable[[torch.nn.Module, int], None] | None = None,
+    ) -> ModuleProblem:
+        """The model with its loss and the agents' portions.
+
+        init: sets the starting weights of a run, by default to weights from which SGD learns.
+        """
         return ModuleProblem(
             _MODELS[self.model](self.activation),
             cross_entropy,
             data,
             validation,
             batch=self.batch,
-            initialise=lambda model, run: models.initialise(model, run, self.activation),
+            initialise=init or partial(models.initialise, activation=self.activation),
             compute=Compute(precision=self.precision),
             device=self.device,
         )
@@ -96,6 +107,9 @@ class Training:
         return Stepsize(Power(self.scale, block=block), law)
 
 
-def _samples(images: sets.ImageData, partition: partitions.Partition) -> list[Samples]:
-    inputs = images.standardised()
-    return [(inputs[part], images.labels[part]) for part in partition.indices]
+def samples(
+    images: sets.ImageData, held: partitions.Partition, pixels: tuple[float, float] = MNIST_PIXELS
+) -> list[Samples]:
+    """What the model is fed with its labels, agent by agent; pixels: mean and deviation."""
+    inputs = images.standardised(*pixels)
+    return [(inputs[part], images.labels[part]) for part in held.indices]
