@@ -21,7 +21,6 @@ pytest.importorskip("cryptography")
 from sottovoce.privacy.attacks import Conventional
 from sottovoce.report import load_section
 from sottovoce.report.demo import DemoSettings, demo_study, open_page, write_demo
-from sottovoce.report.demo.story import OWN_MODEL
 from sottovoce.storage.execution import Execution
 from sottovoce.storage.identity import package_version
 
@@ -170,10 +169,10 @@ def test_a_folder_that_cannot_be_is_said_before_anything_is_trained(tmp_path: Pa
 
 @pytest.mark.slow
 def test_the_example_for_other_models_runs_as_shown_but_for_its_sizes(
-    capsys: pytest.CaptureFixture[str],
+    page: Element, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sizes = {"steps=1000": "steps=5", "rounds=[50]": "rounds=[2]", "targets=5": "targets=1"}
-    text = OWN_MODEL
+    text = page.all("pre")[0].text()
     for shown, small in sizes.items():
         assert shown in text
         text = text.replace(shown, small)

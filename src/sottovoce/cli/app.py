@@ -13,13 +13,13 @@ from sottovoce.errors import SottovoceError
 
 COMMANDS = {
     "reproduce": ("reproduce:app", "Repeat the paper's experiments."),
-    "check": ("inspect:check", "Decide every assumption of the theorems, with its number."),
-    "bound": ("inspect:bound", "Say how much an observer of the messages must still not know."),
+    "check": ("theory:check", "Decide every assumption of the theorems, with its number."),
+    "bound": ("theory:bound", "Say how uncertain an observer of the messages remains."),
     "graph": ("inspect:graph", "Describe a graph and its mixing matrix."),
     "audit": ("audit:audit", "Train, record the messages, attack them, and say what leaked."),
     "report": ("pages:report", "Write one HTML page from saved results."),
     "train": ("agents:train", "Train with one process for each agent on this machine."),
-    "demo": ("pages:demo", "Train, overhear the messages, and show what they reveal."),
+    "demo": ("pages:demo", "Train, eavesdrop on the messages, and show what they reveal."),
 }
 """Name: its place (`module:name` in sottovoce.cli, a function or a Typer) and its line of help."""
 

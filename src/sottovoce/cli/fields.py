@@ -1,7 +1,7 @@
 """Commands made from settings: a field of the dataclass is an option of the command."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
+from sottovoce.cli.options import AS_JSON
 from sottovoce.cli.show import finish, say, show_progress
 from sottovoce.storage.execution import Execution
 from sottovoce.storage.store import lock
@@ -22,7 +23,7 @@ class _Common:
     """Options that every such command has."""
 
     out: Path = field(default=Path(), metadata={"help": "Folder for data and pictures."})
-    as_json: bool = option(False, "Print JSON alone on stdout.", option="--json")
+    as_json: bool = option(False, AS_JSON, option="--json")
     fresh: bool = option(
         False, "Compute everything anew, whatever an earlier run has left.", option="--fresh"
     )
@@ -46,9 +47,7 @@ def command(
     shared: whether other processes may work there, too.
     """
 
-    def call(**given: Any) -> None:
-        values = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
-        asked, how = build(settings, values), build(_Common, values)
+    def work(asked: Any, how: _Common) -> None:
         folder = how.out / parts
         execution = Execution(folder, how.fresh, show_progress(), partial(say, style="dim"))
         with _locked(folder, shared):
@@ -56,27 +55,37 @@ def command(
             if temporary:
                 shutil.rmtree(folder)
 
-    parameters = [*_parameters(settings), *_parameters(_Common)]
-    signature = Signature([p.replace(default=out) if p.name == "out" else p for p in parameters])
+    work.__doc__ = getdoc(run)
+    return with_options(work, settings, _Common, out=out)
+
+
+def with_options(run: Callable[..., None], *settings: type, **defaults: Any) -> Callable[..., None]:
+    """A command whose options are the fields of `settings`, and its help `run`'s docstring.
+
+    `run` gets one object of each class. defaults: used in place of a field's own.
+    """
+    parameters = [one for kind in settings for one in _parameters(kind, defaults)]
+
+    def call(**given: Any) -> None:
+        values = {one.name: given.get(one.name, one.default) for one in parameters}
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        run(*(build(kind, values) for kind in settings))
+
     call.__doc__, call.__annotations__ = getdoc(run), {}
-    call.__signature__ = signature  # type: ignore[attr-defined]
+    call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return call
 
 
-def _parameters(settings: type) -> Iterator[Parameter]:
+def _parameters(settings: type, defaults: Mapping[str, Any]) -> Iterator[Parameter]:
     for one, hint in options(settings):
-        default: Any = one.default
+        default: Any = defaults.get(one.name, one.default)
         if get_origin(hint) is tuple:
             hint, default = list.__class_getitem__(get_args(hint)[0]), list(default)
         # typer itself makes --x/--no-x of a yes or no that has no name of its own.
         names = () if hint is bool and "option" not in one.metadata else (flag(one),)
         described = typer.Option(*names, help=one.metadata["help"], min=one.metadata.get("min"))
-        yield Parameter(
-            one.name,
-            Parameter.KEYWORD_ONLY,
-            default=default,
-            annotation=Annotated[hint, described],
-        )
+        hint = Annotated[hint, described]
+        yield Parameter(one.name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sottovoce.cli.options import AsJson, InsecureSeed
+from sottovoce.cli.options import AS_JSON, INSECURE_SEED
 from sottovoce.cli.show import print_json, print_study, print_written, say, show_progress
 
 
@@ -17,7 +17,7 @@ def report(
     ],
     out: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("report.html"),
     title: Annotated[str, typer.Option(help="The page's heading.")] = "What sottovoce found",
-    as_json: AsJson = False,
+    as_json: Annotated[bool, typer.Option("--json", help=AS_JSON)] = False,
 ) -> None:
     """Write one self-contained HTML page from saved results."""
     from sottovoce.report import load_section, write_page
@@ -32,19 +32,19 @@ def report(
 
 
 def demo(
-    out: Annotated[
-        Path, typer.Option("--out", help="Folder for the page, its data and pictures.")
-    ] = (Path("sottovoce-demo")),
+    out: Annotated[Path, typer.Option(help="Folder for the page, its data and pictures.")] = Path(
+        "sottovoce-demo"
+    ),
     open_page: Annotated[
         bool, typer.Option("--open/--no-open", help="Open the page where a browser exists.")
     ] = True,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A few seconds, to see the shape.")
+        bool, typer.Option("--quick", help="A few seconds: too little training to judge.")
     ] = False,
-    insecure_seed: InsecureSeed = None,
-    as_json: AsJson = False,
+    insecure_seed: Annotated[int | None, typer.Option(help=INSECURE_SEED)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help=AS_JSON)] = False,
 ) -> None:
-    """Train with DSGD and PDSGD, overhear the messages, and show on a page what they reveal."""
+    """Train with DSGD and PDSGD, eavesdrop, and show on a page what the messages give away."""
     import torch
 
     from sottovoce.report import demo as story

@@ -113,6 +113,12 @@ def print_study(study: "Study", as_json: bool, written: Sequence[Path]) -> None:
     print_written(written)
 
 
+def print_list(lines: Iterable[str]) -> None:
+    """Sentences on stdout, each on a line of its own."""
+    for line in lines:
+        answers.print(f"- {line}", markup=False, soft_wrap=True)
+
+
 def say(text: str, style: str | None = None) -> None:
     """A note on stderr, as it is, unless `--quiet`."""
     notes.print(text, style=style, markup=False, soft_wrap=True)

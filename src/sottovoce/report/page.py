@@ -33,14 +33,14 @@ def assemble(title: str, lead: Html, sections: Sequence[Section], footer: Html =
     )
     contents = f'<nav aria-label="Contents"><ol>{entries}</ol></nav>' if len(sections) > 1 else ""
     drawn = any('<figure class="chart">' in one.body for one in sections)
-    script = f"<script>{_library()}</script><script>{_resource('page.js')}</script>"
+    script = f"<script>{_library()}</script><script>{resource('page.js')}</script>"
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta name="generator" content="sottovoce {escape(package_version())}">\n'
         f'<title>{escape(title)}</title>\n<link rel="icon" href="{_ICON}">\n'
-        f"<style>{_resource('page.css')}</style>\n</head>\n<body>\n"
+        f"<style>{resource('page.css')}</style>\n</head>\n<body>\n"
         '<a class="skip" href="#content">Skip to the content</a>\n'
         f"<header><h1>{escape(title)}</h1>{lead}{contents}</header>\n"
         f'<main id="content">{body}</main>\n'
@@ -50,7 +50,8 @@ def assemble(title: str, lead: Html, sections: Sequence[Section], footer: Html =
     )
 
 
-def _resource(name: str) -> str:
+def resource(name: str) -> str:
+    """The text of a file of this folder."""
     return (files("sottovoce.report") / name).read_text(encoding="utf-8")
 
 

@@ -167,11 +167,8 @@ def _curves(result: Result) -> dict[str, Any]:
     curves: dict[str, Any] = {"rounds": result.rounds}
     for kind in ("training", "validation"):
         values = result.metric(f"{kind}_accuracy")
-        curves[kind] = {
-            "mean": values.mean(1).tolist(),
-            "low": values.amin(1).tolist(),
-            "high": values.amax(1).tolist(),
-        }
+        parts = {"mean": values.mean(1), "low": values.amin(1), "high": values.amax(1)}
+        curves[kind] = {name: part.tolist() for name, part in parts.items()}
     return curves
 
 
@@ -245,18 +242,12 @@ def _links(transcript: Transcript, round: int) -> list[dict[str, Any]]:
     at = transcript.rounds.index(round)
     mixing = transcript.graph.mixing
     links = []
-    for link, (sender, receiver) in enumerate(
-        zip(transcript.sender.tolist(), transcript.receiver.tolist(), strict=True)
-    ):
+    ends = zip(transcript.sender.tolist(), transcript.receiver.tolist(), strict=True)
+    truth = transcript.truth
+    for link, (sender, receiver) in enumerate(ends):
         message = transcript.messages[at, 0, link].double()
-        state, step, gradient = (
-            values[at, 0, sender].double()
-            for values in (
-                transcript.truth.states,
-                transcript.truth.steps,
-                transcript.truth.gradients,
-            )
-        )
+        secrets = (truth.states, truth.steps, truth.gradients)
+        state, step, gradient = (values[at, 0, sender].double() for values in secrets)
         weight = float(mixing[receiver, sender])
         share = float((weight * state - message) @ step / (step @ step))
         links.append(
@@ -304,13 +295,9 @@ def _filters(vector: Tensor, layer: Tensor) -> str:
     """The first layer's filters side by side, mid-grey being 0, as PNG in base64."""
     filters = vector[: layer.numel()].view(layer.shape)[:, 0]
     filters = 0.5 + 0.5 * filters / filters.abs().max().clamp_min(1e-30)
-    count, height, width = filters.shape
-    columns = count // 2
-    sheet = torch.full((2 * (height + 1) - 1, columns * (width + 1) - 1), 1.0, dtype=vector.dtype)
-    for place in range(count):
-        top, left = place // columns * (height + 1), place % columns * (width + 1)
-        sheet[top : top + height, left : left + width] = filters[place]
-    return encode_text(sheet, 8)
+    framed = torch.nn.functional.pad(filters, (0, 1, 0, 1), value=1.0)
+    rows = [torch.cat(list(row), 1) for row in framed.chunk(2)]
+    return encode_text(torch.cat(rows)[:-1, :-1], 8)
 
 
 def _bound(settings: DemoSettings) -> dict[str, Any]:

@@ -20,7 +20,7 @@ COLUMNS = (
     ("blind", "blind guess"),
 )
 _SIDE = 96
-Found = tuple[str, float | None, int | None]
+Shown = tuple[str, float | None, int | None]
 """An agent's picture, its error and its label."""
 
 
@@ -159,7 +159,7 @@ def _caption(data: Data, moment: Data, key: str, agent: int, error: float | None
     return lines
 
 
-def column_of(moment: Data, key: str) -> list[Found]:
+def column_of(moment: Data, key: str) -> list[Shown]:
     """Picture, error and label of every agent in one column of the strip."""
     count = len(moment["truth"])
     if key == "truth":
@@ -171,15 +171,12 @@ def column_of(moment: Data, key: str) -> list[Found]:
     return list(zip(found["images"], found["errors"], found["labels"], strict=True))
 
 
-def attack_of(moment: Data, key: str, inversion: str = "projection") -> dict[str, Any]:
-    """One attack's findings by `<algorithm> <attack>`."""
-    return dict(moment["attacks"][attack_number(moment, key, inversion)])
+def attack_of(moment: Data, key: str) -> dict[str, Any]:
+    """What the search by projection found after `<algorithm> <attack>`."""
+    return dict(moment["attacks"][attack_number(moment, key)])
 
 
-def attack_number(moment: Data, key: str, inversion: str = "projection") -> int:
+def attack_number(moment: Data, key: str) -> int:
     """Where that attack stands in the moment's list."""
-    algorithm, attack = key.split()
-    wanted = (algorithm, attack, inversion)
-    return [(one["algorithm"], one["attack"], one["inversion"]) for one in moment["attacks"]].index(
-        wanted
-    )
+    names = ["{algorithm} {attack} {inversion}".format_map(one) for one in moment["attacks"]]
+    return names.index(f"{key} projection")
