@@ -89,11 +89,8 @@ def mixing_faults(mixing: sparse.csr_array) -> list[str]:
     if agents == 0:
         return ["the graph has no agents; at least one is needed"]
     mixing = canonical(mixing)
-    row, col, data = (
-        np.repeat(np.arange(agents), np.diff(mixing.indptr)),
-        mixing.indices,
-        mixing.data,
-    )
+    row = np.repeat(np.arange(agents), np.diff(mixing.indptr))
+    col, data = mixing.indices, mixing.data
     finite = np.isfinite(data)
     faults = []
 

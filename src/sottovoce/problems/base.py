@@ -132,18 +132,20 @@ def plain_tensor(value: Any) -> Tensor:
 
 
 def as_tensor(name: str, value: Any) -> Tensor:
-    """`plain_tensor`, or a `ProblemError` that names what is not an array of numbers."""
+    """`plain_tensor`, or a `ProblemError` that names what is not an array of finite numbers."""
     try:
-        return plain_tensor(value)
+        tensor = plain_tensor(value)
     except (TypeError, ValueError) as error:
         raise ProblemError(
             f"{name} is a {type(value).__name__} that is not an array of numbers; "
             "accepted: a torch tensor, a numpy array or nested lists of numbers"
         ) from error
+    require_finite(name, tensor)
+    return tensor
 
 
 def require_finite(name: str, tensor: Tensor) -> None:
-    """Refuse data with NaN or infinite entries, naming the first."""
+    """Raise unless all entries are finite, and name the first that is not."""
     bad = (~torch.isfinite(tensor)).nonzero()
     if len(bad):
         where = tuple(bad[0].tolist())
@@ -154,7 +156,7 @@ def require_finite(name: str, tensor: Tensor) -> None:
 
 
 def require_sizes(**sizes: int) -> None:
-    """Refuse sizes below 1, by name."""
+    """Raise unless every size is at least 1, and name the one that is not."""
     for name, size in sizes.items():
         if size < 1:
             raise ProblemError(f"{name} is {size}; it must be at least 1")

@@ -16,15 +16,14 @@ from sottovoce.problems.base import (
     as_tensor,
     blocks,
     in_large_pages,
-    require_finite,
     require_sizes,
 )
 from sottovoce.randomness import Streams
 from sottovoce.storage.identity import fingerprint
 
 _WORK = (3, 8)
-"""Samples are gathered in blocks of a third of the data, but of so many usual ones at least and
-at most: large blocks save calls, larger ones leave the cache."""
+"""Samples are gathered in blocks of a third of the data, but of at least 3 and at most 8 default
+blocks: larger blocks save calls, but overflow the cache."""
 
 
 class Logistic(ConvexProblem):
@@ -53,7 +52,6 @@ class Logistic(ConvexProblem):
                 f"features {tuple(features.shape)} and labels {tuple(labels.shape)} do not fit; "
                 "accepted: (agents, n, d) and (agents, n)"
             )
-        require_finite("the features", features)
         if not bool(((labels == 1) | (labels == -1)).all()):
             raise ProblemError("labels must be -1 or +1")
         if regularisation <= 0:
@@ -111,7 +109,7 @@ class Logistic(ConvexProblem):
             chosen, x = samples[part].flatten(), points[part]
             rows = torch.index_select(self._rows, 0, chosen, out=self._space(len(chosen)))
             rows = rows.view(-1, self.batch, self.dimension)
-            # A batch of (1, d) times (d, batch) is quick everywhere; turned round, it is not.
+            # (1, d) times (d, batch) is fast on every machine; the transposed product is not.
             pull = torch.bmm(x, rows.mT).sigmoid_()
             torch.baddbmm(
                 x, pull, rows, beta=self.regularisation, alpha=1 / self.batch, out=gradients[part]
@@ -120,7 +118,7 @@ class Logistic(ConvexProblem):
     def _by_counts(self, state: Tensor, chosen: Tensor, out: Tensor) -> None:
         """Weigh all samples of an agent by how often each run chose them: read once for all runs.
 
-        Quicker where the runs together choose more than twice as many samples as there are.
+        Faster if the runs together choose more than twice as many samples as there are.
         """
         rows = self._rows.view(self.agents, self.samples, self.dimension)
         ones = out.new_ones(1).expand(chosen.shape)

@@ -80,12 +80,9 @@ class ModuleProblem(Problem):
             device=self.device,
             shape=tuple(self._training.inputs.shape[1:]),
         )
-        if validation is None:
-            self._validation = None
-        else:
-            sets: list[Samples] = (
-                validation if isinstance(validation, list) else [validation] * self.agents
-            )
+        self._validation = None
+        if validation is not None:
+            sets = validation if isinstance(validation, list) else [validation] * self.agents
             if len(sets) != self.agents:
                 raise ProblemError(
                     f"there are validation sets for {len(sets)} agents and training sets for "
@@ -99,9 +96,7 @@ class ModuleProblem(Problem):
         return max(1, int(self._training.counts.max()) // self.batch)
 
     def start(self, runs: range, streams: Streams) -> Tensor:
-        state = torch.empty(
-            len(runs), self.agents, self.dimension, dtype=self.dtype, device=self.device
-        )
+        state = super().start(runs, streams)
         for row, run in enumerate(runs):
             if self.initialise is not None:
                 self.initialise(self.model, run)
@@ -260,15 +255,14 @@ def _as_tensors(samples: Samples, kind: str, agent: int) -> tuple[Tensor, Tensor
     """Inputs and targets, a row each: a pair, a Dataset's items, or a DataLoader's batches."""
     name = f"the {kind} set of agent {agent}"
     try:
-        if isinstance(samples, DataLoader):
-            inputs, targets = map(torch.cat, _columns(samples))
-        elif isinstance(samples, IterableDataset):
-            inputs, targets = map(torch.stack, _columns(samples))
-        elif isinstance(samples, Dataset):
-            items = (samples[i] for i in range(len(samples)))  # type: ignore[arg-type]
-            inputs, targets = map(torch.stack, _columns(items))
-        elif isinstance(samples, tuple | list):
+        if isinstance(samples, tuple | list):
             inputs, targets = map(plain_tensor, samples)
+        elif isinstance(samples, DataLoader):
+            inputs, targets = map(torch.cat, _columns(samples))
+        elif isinstance(samples, Dataset):
+            iterable = isinstance(samples, IterableDataset)
+            items = samples if iterable else map(samples.__getitem__, range(len(samples)))
+            inputs, targets = map(torch.stack, _columns(items))
         else:
             raise TypeError("it holds no inputs and targets")
     except (TypeError, ValueError, RuntimeError) as error:

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from sottovoce.errors import ProblemError
-from sottovoce.problems.base import ConvexProblem, as_tensor, require_finite, require_sizes
+from sottovoce.problems.base import ConvexProblem, as_tensor, require_sizes
 from sottovoce.randomness import Streams
 from sottovoce.storage.identity import fingerprint
 
@@ -29,8 +29,6 @@ class Quadratic(ConvexProblem):
                 f"curvature {tuple(curvature.shape)} and target {tuple(target.shape)} do not fit; "
                 "accepted: (agents, d, d) and (agents, d)"
             )
-        require_finite("the curvature", curvature)
-        require_finite("the target", target)
         self.agents, self.dimension = target.shape
         require_sizes(agents=self.agents, dimension=self.dimension)
         if not 0 <= noise < float("inf"):
