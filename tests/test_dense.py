@@ -6,7 +6,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from sottovoce.problems.gradients.dense import DenseStack
-from sottovoce.problems.gradients.methods import Loss, ReplicaGradients
+from sottovoce.problems.gradients.layout import Loss
+from sottovoce.problems.gradients.methods import ReplicaGradients
 
 CPU = torch.device("cpu")
 CLASSES = 4

@@ -16,9 +16,9 @@ from sottovoce.problems.base import (
     require_finite,
     require_sizes,
 )
-from sottovoce.problems.gradients.layout import ParameterLayout, refuse_running_statistics
+from sottovoce.problems.gradients.layout import Loss, ParameterLayout, refuse_running_statistics
 from sottovoce.problems.gradients.memory import free_memory
-from sottovoce.problems.gradients.methods import Compute, Loss, ReplicaGradients
+from sottovoce.problems.gradients.methods import Compute, ReplicaGradients
 from sottovoce.randomness import Streams
 from sottovoce.storage.identity import identity_of
 
@@ -259,9 +259,10 @@ def _as_tensors(samples: Samples, kind: str, agent: int) -> tuple[Tensor, Tensor
             inputs, targets = map(plain_tensor, samples)
         elif isinstance(samples, DataLoader):
             inputs, targets = map(torch.cat, _columns(samples))
+        elif isinstance(samples, IterableDataset):
+            inputs, targets = map(torch.stack, _columns(samples))
         elif isinstance(samples, Dataset):
-            iterable = isinstance(samples, IterableDataset)
-            items = samples if iterable else map(samples.__getitem__, range(len(samples)))
+            items = (samples[i] for i in range(len(samples)))  # type: ignore[arg-type]
             inputs, targets = map(torch.stack, _columns(items))
         else:
             raise TypeError("it holds no inputs and targets")

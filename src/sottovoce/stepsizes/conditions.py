@@ -10,7 +10,6 @@ from sottovoce.errors import GraphError, StepsizeError
 from sottovoce.graphs import Graph
 from sottovoce.stepsizes import LAWS, Power, Stepsize
 
-
 _TERMS = 100_000
 _STATEMENTS = {
     "mean not summable": "Σ λ̄ = ∞",
