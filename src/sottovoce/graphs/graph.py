@@ -152,10 +152,9 @@ class Graph:
     @property
     def spec(self) -> dict[str, Any]:
         """What decides a simulation's numbers: names and a fingerprint of W."""
-        found = hashlib.sha256()
-        for part in (self.mixing.indptr.astype("<i8"), self.mixing.indices.astype("<i8")):
+        W, found = self.mixing, hashlib.sha256()
+        for part in (W.indptr.astype("<i8"), W.indices.astype("<i8"), W.data.astype("<f8")):
             found.update(part.tobytes())
-        found.update(self.mixing.data.astype("<f8").tobytes())
         mixing = found.hexdigest()[:32]
         return {"name": self.name, "weights": self.weights, "agents": self.agents, "mixing": mixing}
 

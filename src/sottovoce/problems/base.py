@@ -114,7 +114,7 @@ def blocks(rows: int, row_bytes: int, times: int = 1) -> Iterator[slice]:
     return (slice(first, first + size) for first in range(0, rows, size))
 
 
-def in_large_pages(tensor: Tensor) -> Tensor:
+def in_huge_pages(tensor: Tensor) -> Tensor:
     """Copy a CPU tensor into huge pages, which makes random row access faster; others stay.
 
     numpy asks the system for huge pages, torch does not.

@@ -15,7 +15,7 @@ from sottovoce.problems.base import (
     ConvexProblem,
     as_tensor,
     blocks,
-    in_large_pages,
+    in_huge_pages,
     require_sizes,
 )
 from sottovoce.randomness import Streams
@@ -63,7 +63,7 @@ class Logistic(ConvexProblem):
         self.dtype = features.dtype
         self.regularisation, self.batch = regularisation, batch
         signed = features * -labels.to(features.dtype).unsqueeze(-1)
-        self._rows = in_large_pages(signed.flatten(0, 1))
+        self._rows = in_huge_pages(signed.flatten(0, 1))
         """-y_ij a_ij: (agents * n, d)."""
         least, most = _WORK
         self._work = min(most, max(least, self._rows.nbytes // (3 * WORK_BYTES)))

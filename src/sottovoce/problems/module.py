@@ -6,12 +6,13 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from sottovoce.errors import ProblemError
 from sottovoce.problems.base import (
     Problem,
-    in_large_pages,
+    in_huge_pages,
     plain_tensor,
     require_finite,
     require_sizes,
@@ -140,39 +141,31 @@ class ModuleProblem(Problem):
     def _evaluate(self, state: Tensor, data: "_AgentData", kind: str) -> dict[str, Tensor]:
         self.model.eval()
         runs = max(1, self._gradients.at_once(_EVALUATED_AT_ONCE) // self.agents)
-        loss = torch.zeros(state.shape[:2], dtype=torch.float64, device=self.device)
-        correct = torch.zeros_like(loss)
+        sums = torch.zeros(2, *state.shape[:2], dtype=torch.float64, device=self.device)
         for first_run in range(0, len(state), runs):
             part = slice(first_run, first_run + runs)
             for first in range(0, int(data.counts.max()), _EVALUATED_AT_ONCE):
-                losses, hits = self._evaluate_part(state[part], data, first)
-                loss[part] += losses
-                correct[part] += hits
-        found = {f"{kind}_loss": loss / data.counts}
-        if data.classification:
-            found[f"{kind}_accuracy"] = correct / data.counts
-        return found
+                sums[:, part] += self._evaluate_part(state[part], data, first)
+        loss, accuracy = sums / data.counts
+        found = {f"{kind}_loss": loss}
+        return found | {f"{kind}_accuracy": accuracy} if data.classification else found
 
-    def _evaluate_part(
-        self, state: Tensor, data: "_AgentData", first: int
-    ) -> tuple[Tensor, Tensor]:
-        """Sums of losses and of right answers over some samples of every agent: (runs, agents)."""
+    def _evaluate_part(self, state: Tensor, data: "_AgentData", first: int) -> Tensor:
+        """Sums of losses and of right answers over some samples: (2, runs, agents)."""
         last = min(first + _EVALUATED_AT_ONCE, int(data.counts.max()))
         position = torch.arange(first, last, device=self.device)
         present = position < data.counts[:, None]
         clamped = torch.minimum(position, data.counts[:, None] - 1)
         inputs, targets = data.rows(clamped.expand(len(state), -1, -1))
         outputs = self._gradients.outputs(state.flatten(0, 1), inputs.flatten(0, 1))
-        each = torch.func.vmap(torch.func.vmap(self._loss_of_one))
+        each = vmap(vmap(lambda output, target: self.loss(output[None], target[None])))
         losses = each(outputs, targets.flatten(0, 1)).unflatten(0, state.shape[:2])
         losses = torch.where(present, losses, 0.0).double().sum(-1)
-        if not data.classification:
-            return losses, torch.zeros_like(losses)
-        hits = (outputs.argmax(-1).unflatten(0, state.shape[:2]) == targets) & present
-        return losses, hits.double().sum(-1)
-
-    def _loss_of_one(self, output: Tensor, target: Tensor) -> Tensor:
-        return self.loss(output.unsqueeze(0), target.unsqueeze(0))
+        hits = torch.zeros_like(losses)
+        if data.classification:
+            right = outputs.argmax(-1).unflatten(0, state.shape[:2]) == targets
+            hits = (right & present).double().sum(-1)
+        return torch.stack([losses, hits])
 
     def runs_at_once(self) -> int:
         one_run = _TENSORS_HELD * self.agents * self.dimension * self.dtype.itemsize
@@ -228,7 +221,7 @@ class _AgentData:
         counts = torch.tensor([len(x) for x, _ in pairs], device=device)
         inputs = inputs.to(device, dtype if inputs.is_floating_point() else inputs.dtype)
         if kind == "training":
-            inputs = in_large_pages(inputs)
+            inputs = in_huge_pages(inputs)
         whole = targets.dtype if targets.dtype == torch.bool else torch.long
         targets = targets.to(device, dtype if targets.is_floating_point() else whole)
         return cls(inputs, targets, first.to(device), counts)
