@@ -73,14 +73,8 @@ class ModuleProblem(Problem):
         self.dimension = self.layout.dimension
         self.dtype = next(p for p in model.parameters() if p.requires_grad).dtype
         self._training = _AgentData.of(data, "training", self.dtype, self.device)
-        self._gradients = ReplicaGradients(
-            model,
-            loss,
-            method=compute.method,
-            precision=compute.precision,
-            device=self.device,
-            shape=tuple(self._training.inputs.shape[1:]),
-        )
+        shape = tuple(self._training.inputs.shape[1:])
+        self._gradients = ReplicaGradients(model, loss, compute, device=self.device, shape=shape)
         self._validation = None
         if validation is not None:
             sets = validation if isinstance(validation, list) else [validation] * self.agents

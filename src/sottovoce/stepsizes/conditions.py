@@ -69,37 +69,27 @@ def _decided(stepsize: Stepsize, schedule: Power, agents: int) -> list[_Verdict]
     means = _series(mean, p, schedule)
     mean_squares = _series(mean**2, 2 * p, schedule)
     variances = _series(std**2, 2 * std_decay, schedule)
-    deviation = f"σ decays like k^-{std_decay:g} (exponent must be above 0.5)"
     alike = len({*scales}) == 1
     shared = "all agents share one mean"
     if stepsize.deviation:
         shared += f"; private deviations end after round {stepsize.deviation.rounds}"
-    return [
-        (
-            means is None,
-            means,
-            f"Σ mean {'diverges' if means is None else 'converges'} for mean {schedule} "
-            f"(exponent {p:g}, must be at most 1)",
-        ),
-        (
-            mean_squares is not None,
-            mean_squares,
-            f"Σ mean² {'diverges' if mean_squares is None else 'converges'} for mean {schedule} "
-            f"(exponent {p:g}, must be above 0.5)",
-        ),
-        (
-            variances is not None,
-            variances,
-            "the law is deterministic" if math.isinf(std_decay) else deviation,
-        ),
-        (
-            alike or p > 1,
-            0.0 if alike and not stepsize.deviation else None,
-            shared
-            if alike
-            else f"agents have different scales and exponent {p:g} (must be above 1 then)",
-        ),
+    values = [means, mean_squares, variances, 0.0 if alike and not stepsize.deviation else None]
+    met = [means is None, mean_squares is not None, variances is not None, alike or p > 1]
+    reasons = [
+        f"Σ mean {_goes(means)} for mean {schedule} (exponent {p:g}, must be at most 1)",
+        f"Σ mean² {_goes(mean_squares)} for mean {schedule} (exponent {p:g}, must be above 0.5)",
+        f"σ decays like k^-{std_decay:g} (exponent must be above 0.5)"
+        if math.isfinite(std_decay)
+        else "the law is deterministic",
+        shared
+        if alike
+        else f"agents have different scales and exponent {p:g} (must be above 1 then)",
     ]
+    return list(zip(met, values, reasons, strict=True))
+
+
+def _goes(total: float | None) -> str:
+    return "diverges" if total is None else "converges"
 
 
 def _series(terms: NDArray[np.float64], decay: float, schedule: Power) -> float | None:

@@ -95,13 +95,8 @@ class DenseStack:
 
 def _general_gradient(loss: Loss) -> Loss:
     """The gradient of any loss: (replicas, features, batch) and targets -> the same shape."""
-    compute = vmap(grad(loss))
-
-    def gradient(values: Tensor, targets: Tensor) -> Tensor:
-        found: Tensor = compute(values.mT, targets)
-        return found.mT
-
-    return gradient
+    compute: Loss = vmap(grad(loss))
+    return lambda values, targets: compute(values.mT, targets).mT
 
 
 def _cross_entropy_gradient(values: Tensor, targets: Tensor) -> Tensor:

@@ -50,23 +50,22 @@ _FUSED_AT_ONCE = 1000
 class ReplicaGradients:
     """Gradients of `loss(model(inputs), targets)` for rows of parameters.
 
-    method: `auto` chooses by size and device. precision: of a fused stack's activations; with
-    `float32` its products are TF32 on a GPU. shape: of one input, which a fused stack must know.
-    at_once: the most replicas that share one computation under `vmap` and `fused`, which bounds the
-    activations held.
+    compute: with `float32` a fused stack's products are TF32 on a GPU. shape: of one input, which a
+    fused stack must know. at_once: the most replicas that share one computation under `vmap` and
+    `fused`, which bounds the activations held.
     """
 
     def __init__(
         self,
         model: nn.Module,
         loss: Loss,
+        compute: Compute = Compute(),  # noqa: B008
         *,
-        method: Method = "auto",
-        precision: Precision = "float32",
         device: torch.device,
         shape: tuple[int, ...] | None = None,
         at_once: int | None = None,
     ) -> None:
+        method, precision = compute.method, compute.precision
         if method not in METHODS:
             raise ProblemError(f"gradients by {method!r} are not known; accepted: {METHODS}")
         if precision not in PRECISIONS:
