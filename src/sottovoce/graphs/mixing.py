@@ -193,8 +193,7 @@ def _end(mixing: sparse.csr_array, side: int, tolerance: float = TOLERANCE) -> f
     start /= np.linalg.norm(start)
 
     def apart(x: NDArray[np.float64]) -> NDArray[np.float64]:
-        moved: NDArray[np.float64] = mixing @ x.ravel() + (middle - 1) * x.mean()
-        return moved
+        return np.asarray(mixing @ x.ravel() + (middle - 1) * x.mean())
 
     # All other eigenvalues equal: no Krylov space for Lanczos to work in.
     if np.linalg.norm(apart(start) - middle * start) < 1e-13:
@@ -227,8 +226,7 @@ def _end(mixing: sparse.csr_array, side: int, tolerance: float = TOLERANCE) -> f
 
     def inverse(x: NDArray[np.float64]) -> NDArray[np.float64]:
         y = solve(x.ravel() - x.mean())
-        centred: NDArray[np.float64] = y - y.mean()
-        return centred
+        return np.asarray(y - y.mean())
 
     return shift + 1 / extreme(inverse, "LM", tolerance)
 

@@ -37,9 +37,9 @@ class Problem(ABC):
     def measure(self, state: Tensor) -> dict[str, Tensor]:
         """How far the agents are, by name: (runs,) or, for what each agent has, (runs, agents)."""
 
-    @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Name and sizes as JSON."""
+        """Name and sizes as JSON, to which a problem may add."""
+        return {"name": self.name, "agents": self.agents, "dimension": self.dimension}
 
     @property
     def spec(self) -> dict[str, Any]:

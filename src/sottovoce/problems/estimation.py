@@ -121,9 +121,7 @@ class Estimation(ConvexProblem):
 
     def describe(self) -> dict[str, Any]:
         return {
-            "name": self.name,
-            "agents": self.agents,
-            "dimension": self.dimension,
+            **super().describe(),
             "samples": self.counts.tolist(),
             "batch": self.batch,
             "data": fingerprint(self._curvature, self._targets),

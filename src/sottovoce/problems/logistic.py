@@ -21,10 +21,6 @@ from sottovoce.problems.base import (
 from sottovoce.randomness import Streams
 from sottovoce.storage.identity import fingerprint
 
-_WORK = (3, 8)
-"""Samples are gathered in blocks of a third of the data, but of at least 3 and at most 8 default
-blocks: larger blocks save calls, but overflow the cache."""
-
 
 class Logistic(ConvexProblem):
     """f_i(x) = 1/n Σ_j ln(1 + exp(-y_ij a_ijᵀx)) + r/2 ||x||².
@@ -65,8 +61,9 @@ class Logistic(ConvexProblem):
         signed = features * -labels.to(features.dtype).unsqueeze(-1)
         self._rows = in_huge_pages(signed.flatten(0, 1))
         """-y_ij a_ij: (agents * n, d)."""
-        least, most = _WORK
-        self._work = min(most, max(least, self._rows.nbytes // (3 * WORK_BYTES)))
+        # Samples are gathered in blocks of a third of the data, clamped to between 3 and 8 default
+        # blocks: larger blocks save calls, but overflow the cache.
+        self._work = min(8, max(3, self._rows.nbytes // (3 * WORK_BYTES)))
         self._gathered = self._rows.new_empty(0, self.dimension)
         self._first = (torch.arange(self.agents) * self.samples).unsqueeze(-1)
         self.optimum = self._minimiser()
@@ -169,9 +166,7 @@ class Logistic(ConvexProblem):
 
     def describe(self) -> dict[str, Any]:
         return {
-            "name": self.name,
-            "agents": self.agents,
-            "dimension": self.dimension,
+            **super().describe(),
             "samples": self.samples,
             "batch": self.batch,
             "regularisation": self.regularisation,

@@ -97,9 +97,7 @@ class Quadratic(ConvexProblem):
     def describe(self) -> dict[str, Any]:
         smallest = min(float(torch.linalg.eigvalsh(one)[0]) for one in self._curvature)
         return {
-            "name": self.name,
-            "agents": self.agents,
-            "dimension": self.dimension,
+            **super().describe(),
             "noise": self.noise,
             "smallest_curvature": smallest,
             "data": fingerprint(self._curvature, self._target),

@@ -200,7 +200,8 @@ def _fits(convolutions: list[_Layer], inputs: tuple[int, ...]) -> bool:
     channels, H, W = inputs
     for number, layer in enumerate(convolutions):
         outputs, expected = layer.module.weight.shape[:2]
-        if channels != expected or H % 2 or W % 2 or not _is_power(outputs):
+        power_of_2 = outputs.bit_count() == 1 and 16 <= outputs <= convolution.MOST_CHANNELS
+        if channels != expected or H % 2 or W % 2 or not power_of_2:
             return False
         if number == 0 and 9 * channels > convolution.MOST_FIRST_TAPS:
             return False
@@ -208,10 +209,6 @@ def _fits(convolutions: list[_Layer], inputs: tuple[int, ...]) -> bool:
         if layer.after.pool:
             H, W = H // 2, W // 2
     return True
-
-
-def _is_power(channels: int) -> bool:
-    return 16 <= channels <= convolution.MOST_CHANNELS and channels.bit_count() == 1
 
 
 def _is_same(layer: nn.Conv2d) -> bool:
