@@ -23,7 +23,7 @@ from sottovoce.kernels import philox
 from sottovoce.kernels.mixing import Factors, mix_
 from sottovoce.mechanisms import Mechanism
 from sottovoce.problems.data.models import paper_cnn
-from sottovoce.problems.gradients.methods import ReplicaGradients
+from sottovoce.problems.gradients.methods import Compute, ReplicaGradients
 from sottovoce.simulation.options import Options
 from sottovoce.stepsizes import Deterministic, Experiment
 from sottovoce.studies.training import Training
@@ -118,8 +118,7 @@ def gradients(replicas: int, repetitions: int) -> dict[str, Any]:
         compute = ReplicaGradients(
             model,
             cross_entropy,
-            method=method,  # type: ignore[arg-type]
-            precision=precision,  # type: ignore[arg-type]
+            Compute(method, precision),  # type: ignore[arg-type]
             device=CUDA,
             shape=(1, 28, 28),
         )

@@ -6,7 +6,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from sottovoce.problems.gradients.dense import DenseStack
-from sottovoce.problems.gradients.methods import Loss, ReplicaGradients
+from sottovoce.problems.gradients.layout import Loss
+from sottovoce.problems.gradients.methods import Compute, ReplicaGradients
 
 CPU = torch.device("cpu")
 CLASSES = 4
@@ -51,7 +52,7 @@ def targets_for(kind: str, generator: torch.Generator) -> Tensor:
 def test_gradients_and_outputs_are_those_of_autograd(name: str, loss: Loss, kind: str) -> None:
     model, shape = STACKS[name]
     generator = torch.Generator().manual_seed(0)
-    expected = ReplicaGradients(model, loss, method="loop", device=CPU)
+    expected = ReplicaGradients(model, loss, Compute("loop"), device=CPU)
     found = DenseStack.of(model, loss, shape)
     assert found is not None
     vectors = torch.randn(5, expected.layout.dimension, dtype=torch.float64, generator=generator)

@@ -92,7 +92,7 @@ def test_every_method_gives_the_gradient_of_autograd(make, shape, classes):
         expected[row] = torch.cat([part.flatten() for part in gradient])
     for method in ("loop", "vmap", "fused") if make in (dense, paper_cnn) else ("loop", "vmap"):
         compute = ReplicaGradients(
-            model, cross_entropy, method=method, device=CPU, shape=shape, at_once=2
+            model, cross_entropy, Compute(method), device=CPU, shape=shape, at_once=2
         )
         found = torch.full_like(vectors, torch.nan)
         compute(vectors, inputs, targets, found)
@@ -105,26 +105,20 @@ def test_every_method_gives_the_gradient_of_autograd(make, shape, classes):
 @pytest.mark.parametrize("options", [{"method": "fused"}, {"precision": "bfloat16"}])
 def test_a_module_that_is_no_stack_is_refused_by_the_fused_path(options):
     with pytest.raises(ProblemError, match="use 'loop' or 'vmap'"):
-        ReplicaGradients(Branching(), cross_entropy, device=CPU, shape=(4,), **options)
+        ReplicaGradients(Branching(), cross_entropy, Compute(**options), device=CPU, shape=(4,))
 
 
 def test_reduced_precision_is_refused_where_it_would_not_be_used():
+    compute = Compute("vmap", "bfloat16")
     with pytest.raises(ProblemError, match="'vmap' are not computed in bfloat16"):
-        ReplicaGradients(
-            paper_cnn(),
-            cross_entropy,
-            method="vmap",
-            precision="bfloat16",
-            device=CPU,
-            shape=(1, 28, 28),
-        )
+        ReplicaGradients(paper_cnn(), cross_entropy, compute, device=CPU, shape=(1, 28, 28))
     with pytest.raises(ProblemError, match="precision 'float16' is not known"):
         ModuleProblem(dense(), cross_entropy, blobs(), compute=Compute(precision="float16"))
 
 
 def test_fewer_replicas_share_a_computation_where_memory_is_short(monkeypatch):
     compute = ReplicaGradients(
-        paper_cnn(), cross_entropy, method="fused", device=CPU, shape=(1, 28, 28)
+        paper_cnn(), cross_entropy, Compute("fused"), device=CPU, shape=(1, 28, 28)
     )
     counts = []
     for free in (1 << 24, 1 << 32, 1 << 60):

@@ -82,12 +82,12 @@ def test_public_names_exist() -> None:
 
 
 def test_type_checkers_see_the_same_names() -> None:
-    tree = ast.parse(Path(sottovoce.__file__).read_text("utf-8"))
-    block = next(one for one in tree.body if isinstance(one, ast.If))
+    stub = ast.parse(Path(sottovoce.__file__).with_suffix(".pyi").read_text("utf-8"))
     seen = {
-        (alias.name, f"{imported.module}")
-        for imported in block.body
+        (alias.name, alias.asname, imported.module)
+        for imported in stub.body
         if isinstance(imported, ast.ImportFrom)
         for alias in imported.names
     }
-    assert seen == {(name, f"sottovoce.{room}") for name, room in sottovoce._HOME.items()}
+    assert seen == {(name, name, room) for name, room in sottovoce._HOME.items()}
+    assert {"PDSGD", "ring", "simulate"} < set(sottovoce._HOME)

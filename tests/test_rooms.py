@@ -40,7 +40,10 @@ MECHANISM_BASES = {"Mechanism", "Part"}
 
 
 class Tree:
-    """The modules of a package by dotted name below the package: "graphs.mixing"; "" is itself."""
+    """The modules of a package by dotted name below the package: "graphs.mixing"; "" is itself.
+
+    Where a stub is beside a module, its imports are those of the stub.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -50,7 +53,8 @@ class Tree:
         for file in sorted(folder.rglob("*.py")):
             parts = file.relative_to(folder).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            text = file.read_text("utf-8")
+            stub = file.with_suffix(".pyi")
+            text = (stub if stub.exists() else file).read_text("utf-8")
             self.modules[name], self.lines[name] = ast.parse(text), len(text.splitlines())
             if parts[-1] == "__init__":
                 self.packages.add(name)

@@ -53,21 +53,17 @@ def complete(agents: int, weights: str = "metropolis") -> Graph:
 
 def grid(rows: int, columns: int, weights: str = "metropolis") -> Graph:
     """Link neighbours on a rectangle; agent r * columns + c stands in row r, column c."""
-    agents = _whole("rows of a grid", rows) * _whole("columns of a grid", columns)
-    _agents("a grid", agents, 4)
-    at = np.arange(agents).reshape(rows, columns)
+    at = _rectangle("a grid", rows, columns)
     i = np.concatenate([at[:-1].ravel(), at[:, :-1].ravel()])
     j = np.concatenate([at[1:].ravel(), at[:, 1:].ravel()])
-    return _from_links(f"grid:{rows}x{columns}", agents, i, j, weights)
+    return _from_links(f"grid:{rows}x{columns}", at.size, i, j, weights)
 
 
 def torus(rows: int, columns: int, weights: str = "metropolis") -> Graph:
     """Link neighbours on a rectangle whose opposite sides meet."""
-    agents = _whole("rows of a torus", rows) * _whole("columns of a torus", columns)
-    _agents("a torus", agents, 4)
-    at = np.arange(agents).reshape(rows, columns)
+    at = _rectangle("a torus", rows, columns)
     j = np.concatenate([np.roll(at, -1, 0).ravel(), np.roll(at, -1, 1).ravel()])
-    return _from_links(f"torus:{rows}x{columns}", agents, np.tile(at.ravel(), 2), j, weights)
+    return _from_links(f"torus:{rows}x{columns}", at.size, np.tile(at.ravel(), 2), j, weights)
 
 
 def hypercube(dimension: int, weights: str = "metropolis") -> Graph:
@@ -261,14 +257,13 @@ def _from_file(file: str, allowed: Graph | None) -> Graph:
     built = from_matrix(matrix, Path(file).name)
     if allowed is None:
         return built
-    fault = ""
     if built.agents != allowed.agents:
         fault = f"W is for {built.agents} agents, but {allowed.name} has {allowed.agents}"
     elif off := sorted(set(built.links) - set(allowed.links)):
         fault = f"W has weights off the graph {allowed.name}: {', '.join(map(str, off[:5]))}"
-    if fault:
-        raise GraphError(fault, [fault])
-    return built
+    else:
+        return built
+    raise GraphError(fault, [fault])
 
 
 def _whole(what: str, value: int, least: int = 1) -> int:
@@ -292,6 +287,12 @@ def _agents(what: str, agents: int, degree: float | None = None, each: int = _BY
             f"{free / each:,.3g} agents and links, each link counted twice"
         )
     return number
+
+
+def _rectangle(what: str, rows: int, columns: int) -> NDArray[np.int64]:
+    """The agents' numbers in their places: (rows, columns)."""
+    agents = _whole(f"rows of {what}", rows) * _whole(f"columns of {what}", columns)
+    return np.arange(_agents(what, agents, 4)).reshape(rows, columns)
 
 
 def _free_memory() -> int:

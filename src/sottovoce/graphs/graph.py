@@ -64,19 +64,15 @@ class Routes:
         """The routes of chosen senders, which are numbered from 0 in their order."""
         import torch
 
-        local = torch.full((self.agents,), -1, dtype=torch.long)
-        local[list(senders)] = torch.arange(len(senders))
+        local = torch.full((self.agents,), -1, device=self.sender.device)
+        local[list(senders)] = torch.arange(len(senders), device=local.device)
         kept = (local[self.sender] >= 0).nonzero().flatten()
         part = {name: getattr(self, name)[kept] for name in _BY_ROUTE}
         return replace(self, agents=len(senders), **part | {"sender": local[part["sender"]]})
 
     def part(self, senders: slice) -> Routes:
         """The routes of some senders, which are numbered from 0."""
-        chosen = range(self.agents)[senders]
-        kept = ((self.sender >= chosen.start) & (self.sender < chosen.stop)).nonzero().flatten()
-        part = {name: getattr(self, name)[kept] for name in _BY_ROUTE}
-        part["sender"] -= chosen.start
-        return replace(self, agents=len(chosen), **part)
+        return self.of(range(self.agents)[senders])
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,38 +135,26 @@ class Graph:
         sizes = self.degrees + 1
         receiver = np.repeat(np.arange(self.agents), sizes)
         sender = self.mixing.indices.astype(np.int64)
-        weight = self.mixing.data
         by_sender = np.argsort(sender, kind="stable")
         slot = np.empty_like(sender)
         slot[by_sender] = np.arange(sender.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         # W's pattern is symmetric, so that the k-th route by sender is the k-th one turned round.
         edge = np.minimum(np.arange(sender.size), by_sender)
-        found = {
-            "receiver": receiver,
-            "sender": sender,
-            "weight": weight,
-            "slot": slot,
-            "own": receiver == sender,
-            "edge": edge,
-            "sign": np.sign(receiver - sender).astype(np.float64),
-        }
-        if agent is not None:
-            self._require_agent(agent)
-            found = {name: values[sender == agent] for name, values in found.items()}
-            found["sender"] = np.zeros_like(found["receiver"])
-        return Routes(
-            agents=self.agents if agent is None else 1,
-            slots=int(sizes.max()),
-            **{name: torch.tensor(values) for name, values in found.items()},
-        )
+        sign = np.sign(receiver - sender).astype(np.float64)
+        by_route = (receiver, sender, self.mixing.data, slot, receiver == sender, edge, sign)
+        found = {n: torch.tensor(values) for n, values in zip(_BY_ROUTE, by_route, strict=True)}
+        routes = Routes(agents=self.agents, slots=int(sizes.max()), **found)
+        if agent is None:
+            return routes
+        self._require_agent(agent)
+        return routes.of([agent])
 
     @property
     def spec(self) -> dict[str, Any]:
         """What decides a simulation's numbers: names and a fingerprint of W."""
-        found = hashlib.sha256()
-        for part in (self.mixing.indptr.astype("<i8"), self.mixing.indices.astype("<i8")):
+        W, found = self.mixing, hashlib.sha256()
+        for part in (W.indptr.astype("<i8"), W.indices.astype("<i8"), W.data.astype("<f8")):
             found.update(part.tobytes())
-        found.update(self.mixing.data.astype("<f8").tobytes())
         mixing = found.hexdigest()[:32]
         return {"name": self.name, "weights": self.weights, "agents": self.agents, "mixing": mixing}
 

@@ -89,11 +89,8 @@ def mixing_faults(mixing: sparse.csr_array) -> list[str]:
     if agents == 0:
         return ["the graph has no agents; at least one is needed"]
     mixing = canonical(mixing)
-    row, col, data = (
-        np.repeat(np.arange(agents), np.diff(mixing.indptr)),
-        mixing.indices,
-        mixing.data,
-    )
+    row = np.repeat(np.arange(agents), np.diff(mixing.indptr))
+    col, data = mixing.indices, mixing.data
     finite = np.isfinite(data)
     faults = []
 
@@ -196,8 +193,7 @@ def _end(mixing: sparse.csr_array, side: int, tolerance: float = TOLERANCE) -> f
     start /= np.linalg.norm(start)
 
     def apart(x: NDArray[np.float64]) -> NDArray[np.float64]:
-        moved: NDArray[np.float64] = mixing @ x.ravel() + (middle - 1) * x.mean()
-        return moved
+        return np.asarray(mixing @ x.ravel() + (middle - 1) * x.mean())
 
     # All other eigenvalues equal: no Krylov space for Lanczos to work in.
     if np.linalg.norm(apart(start) - middle * start) < 1e-13:
@@ -230,8 +226,7 @@ def _end(mixing: sparse.csr_array, side: int, tolerance: float = TOLERANCE) -> f
 
     def inverse(x: NDArray[np.float64]) -> NDArray[np.float64]:
         y = solve(x.ravel() - x.mean())
-        centred: NDArray[np.float64] = y - y.mean()
-        return centred
+        return np.asarray(y - y.mean())
 
     return shift + 1 / extreme(inverse, "LM", tolerance)
 

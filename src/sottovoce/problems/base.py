@@ -37,9 +37,9 @@ class Problem(ABC):
     def measure(self, state: Tensor) -> dict[str, Tensor]:
         """How far the agents are, by name: (runs,) or, for what each agent has, (runs, agents)."""
 
-    @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Name and sizes as JSON."""
+        """Name and sizes as JSON, to which a problem may add."""
+        return {"name": self.name, "agents": self.agents, "dimension": self.dimension}
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def blocks(rows: int, row_bytes: int, times: int = 1) -> Iterator[slice]:
     return (slice(first, first + size) for first in range(0, rows, size))
 
 
-def in_large_pages(tensor: Tensor) -> Tensor:
+def in_huge_pages(tensor: Tensor) -> Tensor:
     """Copy a CPU tensor into huge pages, which makes random row access faster; others stay.
 
     numpy asks the system for huge pages, torch does not.
@@ -132,18 +132,20 @@ def plain_tensor(value: Any) -> Tensor:
 
 
 def as_tensor(name: str, value: Any) -> Tensor:
-    """`plain_tensor`, or a `ProblemError` that names what is not an array of numbers."""
+    """`plain_tensor`, or a `ProblemError` that names what is not an array of finite numbers."""
     try:
-        return plain_tensor(value)
+        tensor = plain_tensor(value)
     except (TypeError, ValueError) as error:
         raise ProblemError(
             f"{name} is a {type(value).__name__} that is not an array of numbers; "
             "accepted: a torch tensor, a numpy array or nested lists of numbers"
         ) from error
+    require_finite(name, tensor)
+    return tensor
 
 
 def require_finite(name: str, tensor: Tensor) -> None:
-    """Refuse data with NaN or infinite entries, naming the first."""
+    """Raise unless all entries are finite, and name the first that is not."""
     bad = (~torch.isfinite(tensor)).nonzero()
     if len(bad):
         where = tuple(bad[0].tolist())
@@ -154,7 +156,7 @@ def require_finite(name: str, tensor: Tensor) -> None:
 
 
 def require_sizes(**sizes: int) -> None:
-    """Refuse sizes below 1, by name."""
+    """Raise unless every size is at least 1, and name the one that is not."""
     for name, size in sizes.items():
         if size < 1:
             raise ProblemError(f"{name} is {size}; it must be at least 1")

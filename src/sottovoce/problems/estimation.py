@@ -8,15 +8,10 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.nn.functional import embedding_bag
+from torch.nn.utils.rnn import pad_sequence
 
 from sottovoce.errors import ProblemError
-from sottovoce.problems.base import (
-    ConvexProblem,
-    as_tensor,
-    blocks,
-    require_finite,
-    require_sizes,
-)
+from sottovoce.problems.base import ConvexProblem, as_tensor, blocks, require_sizes
 from sottovoce.randomness import Streams
 from sottovoce.storage.identity import fingerprint
 
@@ -38,7 +33,7 @@ class Estimation(ConvexProblem):
         regularisation: float | Sequence[float] = 0.0,
         batch: int = 1,
     ) -> None:
-        matrices = as_tensor("the measurement matrices", measurement)
+        matrices = as_tensor("the measurement matrix", measurement)
         held = [as_tensor(f"the samples of agent {i}", one) for i, one in enumerate(samples)]
         if matrices.ndim != 3 or len(held) != len(matrices):
             raise ProblemError(
@@ -48,14 +43,12 @@ class Estimation(ConvexProblem):
             )
         self.agents, outputs, self.dimension = matrices.shape
         require_sizes(agents=self.agents, batch=batch)
-        require_finite("the measurement matrix", matrices)
         for agent, sample in enumerate(held):
             if sample.ndim != 2 or sample.shape[1] != outputs or not len(sample):
                 raise ProblemError(
                     f"samples of agent {agent} have shape {tuple(sample.shape)}; "
                     f"accepted: (n, {outputs}) with n >= 1"
                 )
-            require_finite(f"the samples of agent {agent}", sample)
         self.batch = batch
         self.counts = torch.tensor([len(sample) for sample in held])
         matrix = matrices.double()
@@ -64,11 +57,8 @@ class Estimation(ConvexProblem):
             raise ProblemError(f"regularisation is {regularisation}; it must not be negative")
         eye = torch.eye(self.dimension, dtype=torch.float64)
         self._curvature = 2 * (matrix.mT @ matrix + penalty[:, None, None] * eye)
-        self._targets = torch.zeros(
-            self.agents, int(self.counts.max()), self.dimension, dtype=torch.float64
-        )
-        for agent, sample in enumerate(held):
-            self._targets[agent, : len(sample)] = 2 * sample.double() @ matrix[agent]
+        targets = [2 * sample.double() @ own for sample, own in zip(held, matrix, strict=True)]
+        self._targets = pad_sequence(targets, batch_first=True)
         means = self._targets.sum(1) / self.counts[:, None]
         squares = torch.stack([sample.double().square().sum(1).mean() for sample in held])
         self._mean_curvature, self._mean_target = self._curvature.mean(0), means.mean(0)
@@ -131,9 +121,7 @@ class Estimation(ConvexProblem):
 
     def describe(self) -> dict[str, Any]:
         return {
-            "name": self.name,
-            "agents": self.agents,
-            "dimension": self.dimension,
+            **super().describe(),
             "samples": self.counts.tolist(),
             "batch": self.batch,
             "data": fingerprint(self._curvature, self._targets),

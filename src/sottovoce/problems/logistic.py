@@ -15,16 +15,11 @@ from sottovoce.problems.base import (
     ConvexProblem,
     as_tensor,
     blocks,
-    in_large_pages,
-    require_finite,
+    in_huge_pages,
     require_sizes,
 )
 from sottovoce.randomness import Streams
 from sottovoce.storage.identity import fingerprint
-
-_WORK = (3, 8)
-"""Samples are gathered in blocks of a third of the data, but of so many usual ones at least and
-at most: large blocks save calls, larger ones leave the cache."""
 
 
 class Logistic(ConvexProblem):
@@ -53,7 +48,6 @@ class Logistic(ConvexProblem):
                 f"features {tuple(features.shape)} and labels {tuple(labels.shape)} do not fit; "
                 "accepted: (agents, n, d) and (agents, n)"
             )
-        require_finite("the features", features)
         if not bool(((labels == 1) | (labels == -1)).all()):
             raise ProblemError("labels must be -1 or +1")
         if regularisation <= 0:
@@ -65,10 +59,11 @@ class Logistic(ConvexProblem):
         self.dtype = features.dtype
         self.regularisation, self.batch = regularisation, batch
         signed = features * -labels.to(features.dtype).unsqueeze(-1)
-        self._rows = in_large_pages(signed.flatten(0, 1))
+        self._rows = in_huge_pages(signed.flatten(0, 1))
         """-y_ij a_ij: (agents * n, d)."""
-        least, most = _WORK
-        self._work = min(most, max(least, self._rows.nbytes // (3 * WORK_BYTES)))
+        # Samples are gathered in blocks of a third of the data, clamped to between 3 and 8 default
+        # blocks: larger blocks save calls, but overflow the cache.
+        self._work = min(8, max(3, self._rows.nbytes // (3 * WORK_BYTES)))
         self._gathered = self._rows.new_empty(0, self.dimension)
         self._first = (torch.arange(self.agents) * self.samples).unsqueeze(-1)
         self.optimum = self._minimiser()
@@ -111,7 +106,7 @@ class Logistic(ConvexProblem):
             chosen, x = samples[part].flatten(), points[part]
             rows = torch.index_select(self._rows, 0, chosen, out=self._space(len(chosen)))
             rows = rows.view(-1, self.batch, self.dimension)
-            # A batch of (1, d) times (d, batch) is quick everywhere; turned round, it is not.
+            # (1, d) times (d, batch) is fast on every machine; the transposed product is not.
             pull = torch.bmm(x, rows.mT).sigmoid_()
             torch.baddbmm(
                 x, pull, rows, beta=self.regularisation, alpha=1 / self.batch, out=gradients[part]
@@ -120,7 +115,7 @@ class Logistic(ConvexProblem):
     def _by_counts(self, state: Tensor, chosen: Tensor, out: Tensor) -> None:
         """Weigh all samples of an agent by how often each run chose them: read once for all runs.
 
-        Quicker where the runs together choose more than twice as many samples as there are.
+        Faster if the runs together choose more than twice as many samples as there are.
         """
         rows = self._rows.view(self.agents, self.samples, self.dimension)
         ones = out.new_ones(1).expand(chosen.shape)
@@ -171,9 +166,7 @@ class Logistic(ConvexProblem):
 
     def describe(self) -> dict[str, Any]:
         return {
-            "name": self.name,
-            "agents": self.agents,
-            "dimension": self.dimension,
+            **super().describe(),
             "samples": self.samples,
             "batch": self.batch,
             "regularisation": self.regularisation,

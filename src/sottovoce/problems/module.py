@@ -6,19 +6,20 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from sottovoce.errors import ProblemError
 from sottovoce.problems.base import (
     Problem,
-    in_large_pages,
+    in_huge_pages,
     plain_tensor,
     require_finite,
     require_sizes,
 )
-from sottovoce.problems.gradients.layout import ParameterLayout, refuse_running_statistics
+from sottovoce.problems.gradients.layout import Loss, ParameterLayout, refuse_running_statistics
 from sottovoce.problems.gradients.memory import free_memory
-from sottovoce.problems.gradients.methods import Compute, Loss, ReplicaGradients
+from sottovoce.problems.gradients.methods import Compute, ReplicaGradients
 from sottovoce.randomness import Streams
 from sottovoce.storage.identity import identity_of
 
@@ -72,20 +73,11 @@ class ModuleProblem(Problem):
         self.dimension = self.layout.dimension
         self.dtype = next(p for p in model.parameters() if p.requires_grad).dtype
         self._training = _AgentData.of(data, "training", self.dtype, self.device)
-        self._gradients = ReplicaGradients(
-            model,
-            loss,
-            method=compute.method,
-            precision=compute.precision,
-            device=self.device,
-            shape=tuple(self._training.inputs.shape[1:]),
-        )
-        if validation is None:
-            self._validation = None
-        else:
-            sets: list[Samples] = (
-                validation if isinstance(validation, list) else [validation] * self.agents
-            )
+        shape = tuple(self._training.inputs.shape[1:])
+        self._gradients = ReplicaGradients(model, loss, compute, device=self.device, shape=shape)
+        self._validation = None
+        if validation is not None:
+            sets = validation if isinstance(validation, list) else [validation] * self.agents
             if len(sets) != self.agents:
                 raise ProblemError(
                     f"there are validation sets for {len(sets)} agents and training sets for "
@@ -99,9 +91,7 @@ class ModuleProblem(Problem):
         return max(1, int(self._training.counts.max()) // self.batch)
 
     def start(self, runs: range, streams: Streams) -> Tensor:
-        state = torch.empty(
-            len(runs), self.agents, self.dimension, dtype=self.dtype, device=self.device
-        )
+        state = super().start(runs, streams)
         for row, run in enumerate(runs):
             if self.initialise is not None:
                 self.initialise(self.model, run)
@@ -145,39 +135,31 @@ class ModuleProblem(Problem):
     def _evaluate(self, state: Tensor, data: "_AgentData", kind: str) -> dict[str, Tensor]:
         self.model.eval()
         runs = max(1, self._gradients.at_once(_EVALUATED_AT_ONCE) // self.agents)
-        loss = torch.zeros(state.shape[:2], dtype=torch.float64, device=self.device)
-        correct = torch.zeros_like(loss)
+        sums = torch.zeros(2, *state.shape[:2], dtype=torch.float64, device=self.device)
         for first_run in range(0, len(state), runs):
             part = slice(first_run, first_run + runs)
             for first in range(0, int(data.counts.max()), _EVALUATED_AT_ONCE):
-                losses, hits = self._evaluate_part(state[part], data, first)
-                loss[part] += losses
-                correct[part] += hits
-        found = {f"{kind}_loss": loss / data.counts}
-        if data.classification:
-            found[f"{kind}_accuracy"] = correct / data.counts
-        return found
+                sums[:, part] += self._evaluate_part(state[part], data, first)
+        loss, accuracy = sums / data.counts
+        found = {f"{kind}_loss": loss}
+        return found | {f"{kind}_accuracy": accuracy} if data.classification else found
 
-    def _evaluate_part(
-        self, state: Tensor, data: "_AgentData", first: int
-    ) -> tuple[Tensor, Tensor]:
-        """Sums of losses and of right answers over some samples of every agent: (runs, agents)."""
+    def _evaluate_part(self, state: Tensor, data: "_AgentData", first: int) -> Tensor:
+        """Sums of losses and of right answers over some samples: (2, runs, agents)."""
         last = min(first + _EVALUATED_AT_ONCE, int(data.counts.max()))
         position = torch.arange(first, last, device=self.device)
         present = position < data.counts[:, None]
         clamped = torch.minimum(position, data.counts[:, None] - 1)
         inputs, targets = data.rows(clamped.expand(len(state), -1, -1))
         outputs = self._gradients.outputs(state.flatten(0, 1), inputs.flatten(0, 1))
-        each = torch.func.vmap(torch.func.vmap(self._loss_of_one))
+        each = vmap(vmap(lambda output, target: self.loss(output[None], target[None])))
         losses = each(outputs, targets.flatten(0, 1)).unflatten(0, state.shape[:2])
         losses = torch.where(present, losses, 0.0).double().sum(-1)
-        if not data.classification:
-            return losses, torch.zeros_like(losses)
-        hits = (outputs.argmax(-1).unflatten(0, state.shape[:2]) == targets) & present
-        return losses, hits.double().sum(-1)
-
-    def _loss_of_one(self, output: Tensor, target: Tensor) -> Tensor:
-        return self.loss(output.unsqueeze(0), target.unsqueeze(0))
+        hits = torch.zeros_like(losses)
+        if data.classification:
+            right = outputs.argmax(-1).unflatten(0, state.shape[:2]) == targets
+            hits = (right & present).double().sum(-1)
+        return torch.stack([losses, hits])
 
     def runs_at_once(self) -> int:
         one_run = _TENSORS_HELD * self.agents * self.dimension * self.dtype.itemsize
@@ -233,7 +215,7 @@ class _AgentData:
         counts = torch.tensor([len(x) for x, _ in pairs], device=device)
         inputs = inputs.to(device, dtype if inputs.is_floating_point() else inputs.dtype)
         if kind == "training":
-            inputs = in_large_pages(inputs)
+            inputs = in_huge_pages(inputs)
         whole = targets.dtype if targets.dtype == torch.bool else torch.long
         targets = targets.to(device, dtype if targets.is_floating_point() else whole)
         return cls(inputs, targets, first.to(device), counts)
@@ -260,15 +242,15 @@ def _as_tensors(samples: Samples, kind: str, agent: int) -> tuple[Tensor, Tensor
     """Inputs and targets, a row each: a pair, a Dataset's items, or a DataLoader's batches."""
     name = f"the {kind} set of agent {agent}"
     try:
-        if isinstance(samples, DataLoader):
+        if isinstance(samples, tuple | list):
+            inputs, targets = map(plain_tensor, samples)
+        elif isinstance(samples, DataLoader):
             inputs, targets = map(torch.cat, _columns(samples))
         elif isinstance(samples, IterableDataset):
             inputs, targets = map(torch.stack, _columns(samples))
         elif isinstance(samples, Dataset):
             items = (samples[i] for i in range(len(samples)))  # type: ignore[arg-type]
             inputs, targets = map(torch.stack, _columns(items))
-        elif isinstance(samples, tuple | list):
-            inputs, targets = map(plain_tensor, samples)
         else:
             raise TypeError("it holds no inputs and targets")
     except (TypeError, ValueError, RuntimeError) as error:

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from sottovoce.errors import ProblemError
-from sottovoce.problems.base import ConvexProblem, as_tensor, require_finite, require_sizes
+from sottovoce.problems.base import ConvexProblem, as_tensor, require_sizes
 from sottovoce.randomness import Streams
 from sottovoce.storage.identity import fingerprint
 
@@ -29,8 +29,6 @@ class Quadratic(ConvexProblem):
                 f"curvature {tuple(curvature.shape)} and target {tuple(target.shape)} do not fit; "
                 "accepted: (agents, d, d) and (agents, d)"
             )
-        require_finite("the curvature", curvature)
-        require_finite("the target", target)
         self.agents, self.dimension = target.shape
         require_sizes(agents=self.agents, dimension=self.dimension)
         if not 0 <= noise < float("inf"):
@@ -99,9 +97,7 @@ class Quadratic(ConvexProblem):
     def describe(self) -> dict[str, Any]:
         smallest = min(float(torch.linalg.eigvalsh(one)[0]) for one in self._curvature)
         return {
-            "name": self.name,
-            "agents": self.agents,
-            "dimension": self.dimension,
+            **super().describe(),
             "noise": self.noise,
             "smallest_curvature": smallest,
             "data": fingerprint(self._curvature, self._target),

@@ -1,7 +1,6 @@
 """What the paper's theorems ask of graph and stepsize, decided exactly where it can be."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +8,17 @@ from numpy.typing import NDArray
 
 from sottovoce.errors import GraphError, StepsizeError
 from sottovoce.graphs import Graph
-from sottovoce.stepsizes import LAWS, Custom, Power, Stepsize
+from sottovoce.stepsizes import LAWS, Power, Stepsize
+
+_TERMS = 100_000
+_STATEMENTS = {
+    "mean not summable": "Σ λ̄ = ∞",
+    "mean square summable": "Σ λ̄² < ∞",
+    "deviation square summable": "Σ σ² < ∞",
+    "heterogeneity summable": "Σ_k Σ_{i≠j} |λ̄_i - λ̄_j| < ∞",
+}
+_SPREAD_DECAY = {"deterministic": math.inf, "experiment": 1.0, "uniform": 0.0}
+_Verdict = tuple[bool | None, float | None, str]
 
 
 @dataclass(frozen=True)
@@ -31,56 +40,12 @@ def theorem_conditions(stepsize: Stepsize, agents: int = 1) -> list[Condition]:
     p > 1. For a schedule or law of your own nothing can be decided from finitely many values: the
     partial sums over 10⁵ counts are given instead.
     """
-    if isinstance(stepsize.schedule, Custom) or stepsize.law not in LAWS.values():
-        return _undecided(stepsize)
-    schedule, p = stepsize.schedule, stepsize.schedule.exponent
-    mean = f"mean {schedule}"
-    spread_decay = 1.0 if stepsize.law.name == "experiment" else 0.0
-    deterministic = stepsize.law.name == "deterministic"
-    sigma_met = deterministic or 2 * (p + spread_decay) > 1
-    scales = schedule.scale if isinstance(schedule.scale, tuple) else (schedule.scale,)
-    if len(scales) not in (1, agents):
-        raise StepsizeError(f"the schedule has {len(scales)} scales, but there are {agents} agents")
-    gap = sum(abs(a - b) for a in scales for b in scales)
-    shared = "all agents share one mean"
-    if stepsize.deviation:
-        shared += f"; private deviations end after round {stepsize.deviation.rounds}"
-    return [
-        Condition(
-            "mean not summable",
-            "Σ λ̄ = ∞",
-            p <= 1,
-            None if p <= 1 else _series(stepsize, lambda m, s: m, p),
-            f"Σ mean {'diverges' if p <= 1 else 'converges'} for {mean} "
-            f"(exponent {p:g}, must be at most 1)",
-        ),
-        Condition(
-            "mean square summable",
-            "Σ λ̄² < ∞",
-            p > 0.5,
-            _series(stepsize, lambda m, s: m**2, 2 * p) if p > 0.5 else None,
-            f"Σ mean² {'converges' if p > 0.5 else 'diverges'} for {mean} "
-            f"(exponent {p:g}, must be above 0.5)",
-        ),
-        Condition(
-            "deviation square summable",
-            "Σ σ² < ∞",
-            sigma_met,
-            _deviation_sum(stepsize, 2 * (p + spread_decay)) if sigma_met else None,
-            "the law is deterministic"
-            if deterministic
-            else f"σ decays like k^-{p + spread_decay:g} (exponent must be above 0.5)",
-        ),
-        Condition(
-            "heterogeneity summable",
-            "Σ_k Σ_{i≠j} |λ̄_i - λ̄_j| < ∞",
-            gap == 0 or p > 1,
-            0.0 if gap == 0 and not stepsize.deviation else None,
-            shared
-            if gap == 0
-            else f"agents have different scales and exponent {p:g} (must be above 1 then)",
-        ),
-    ]
+    if isinstance(stepsize.schedule, Power) and stepsize.law in LAWS.values():
+        verdicts = _decided(stepsize, stepsize.schedule, agents)
+    else:
+        verdicts = _undecided(stepsize)
+    each = zip(_STATEMENTS.items(), verdicts, strict=True)
+    return [Condition(name, statement, *verdict) for (name, statement), verdict in each]
 
 
 def mixing_conditions(graph: Graph | GraphError) -> list[Condition]:
@@ -92,62 +57,59 @@ def mixing_conditions(graph: Graph | GraphError) -> list[Condition]:
     return [Condition(name, statement, graph.rho < 1, graph.rho, reason)]
 
 
-_TERMS = 100_000
+def _decided(stepsize: Stepsize, schedule: Power, agents: int) -> list[_Verdict]:
+    scales, p = schedule.scales, schedule.exponent
+    if len(scales) not in (1, agents):
+        raise StepsizeError(f"the schedule has {len(scales)} scales, but there are {agents} agents")
+    counts = np.arange(1.0, _TERMS + 1)
+    base = scales[0] / (counts + schedule.offset) ** p
+    low, high = stepsize.law.interval(counts)  # type: ignore[arg-type]
+    mean, std = base * (low + high) / 2, base * (high - low) / math.sqrt(12)
+    std_decay = p + _SPREAD_DECAY[stepsize.law.name]
+    means = _series(mean, p, schedule)
+    mean_squares = _series(mean**2, 2 * p, schedule)
+    variances = _series(std**2, 2 * std_decay, schedule)
+    alike = len({*scales}) == 1
+    shared = "all agents share one mean"
+    if stepsize.deviation:
+        shared += f"; private deviations end after round {stepsize.deviation.rounds}"
+    values = [means, mean_squares, variances, 0.0 if alike and not stepsize.deviation else None]
+    met = [means is None, mean_squares is not None, variances is not None, alike or p > 1]
+    reasons = [
+        f"Σ mean {_goes(means)} for mean {schedule} (exponent {p:g}, must be at most 1)",
+        f"Σ mean² {_goes(mean_squares)} for mean {schedule} (exponent {p:g}, must be above 0.5)",
+        f"σ decays like k^-{std_decay:g} (exponent must be above 0.5)"
+        if math.isfinite(std_decay)
+        else "the law is deterministic",
+        shared
+        if alike
+        else f"agents have different scales and exponent {p:g} (must be above 1 then)",
+    ]
+    return list(zip(met, values, reasons, strict=True))
 
 
-def _series(
-    stepsize: Stepsize,
-    term: Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]],
-    decay: float,
-) -> float:
-    """The value of a convergent sum over rounds: many terms plus the integral of the tail.
+def _goes(total: float | None) -> str:
+    return "diverges" if total is None else "converges"
+
+
+def _series(terms: NDArray[np.float64], decay: float, schedule: Power) -> float | None:
+    """The sum over rounds: many terms plus the integral of the tail; None where it diverges.
 
     The tail falls like (k + k0)^-decay, and Σ_{k>n} of it is the integral from n + 1/2 up to a
     relative error of order n^-2.
     """
-    schedule = stepsize.schedule
-    assert isinstance(schedule, Power)
-    counts = np.arange(1.0, _TERMS + 1)
-    first = schedule.scale[0] if isinstance(schedule.scale, tuple) else schedule.scale
-    base = first / (counts + schedule.offset) ** schedule.exponent
-    low, high = stepsize.law.interval(counts)  # type: ignore[arg-type]
-    terms = term(base * (low + high) / 2, base * (high - low) / math.sqrt(12))
+    if decay <= 1:
+        return None
     last = _TERMS + schedule.offset
     tail = terms[-1] * last * (1 + 0.5 / last) ** (1 - decay) / (decay - 1)
     return float((terms.sum() + tail) * schedule.block)
 
 
-def _deviation_sum(stepsize: Stepsize, decay: float) -> float:
-    if stepsize.law.name == "deterministic":
-        return 0.0
-    return _series(stepsize, lambda m, s: s**2, decay)
-
-
-def _undecided(stepsize: Stepsize) -> list[Condition]:
+def _undecided(stepsize: Stepsize) -> list[_Verdict]:
     block = stepsize.schedule.block
     intervals = np.array([stepsize.interval(k * block + 1) for k in range(_TERMS)])
     mean, std = intervals.mean(axis=1), (intervals[:, 1] - intervals[:, 0]) / math.sqrt(12)
-    sums = {
-        ("mean not summable", "Σ λ̄ = ∞"): mean.sum(),
-        ("mean square summable", "Σ λ̄² < ∞"): (mean**2).sum(),
-        ("deviation square summable", "Σ σ² < ∞"): (std**2).sum(),
-    }
-    undecided = [
-        Condition(
-            name,
-            statement,
-            None,
-            float(total * block),
-            f"not decidable for a schedule or law of your own; the sum over k <= {_TERMS:,} is "
-            f"{total * block:.6g}",
-        )
-        for (name, statement), total in sums.items()
-    ]
-    shared = Condition(
-        "heterogeneity summable",
-        "Σ_k Σ_{i≠j} |λ̄_i - λ̄_j| < ∞",
-        True,
-        0.0,
-        "all agents share one mean",
-    )
-    return [*undecided, shared]
+    reason = f"not decidable for a schedule or law of your own; the sum over k <= {_TERMS:,} is"
+    sums = [float(terms.sum() * block) for terms in (mean, mean**2, std**2)]
+    undecided: list[_Verdict] = [(None, total, f"{reason} {total:.6g}") for total in sums]
+    return [*undecided, (True, 0.0, "all agents share one mean")]

@@ -27,8 +27,7 @@ class Power:
     block: int = 1
 
     def __post_init__(self) -> None:
-        scales = self.scale if isinstance(self.scale, tuple) else (self.scale,)
-        if not scales or not all(math.isfinite(c) and c > 0 for c in scales):
+        if not self.scales or not all(math.isfinite(c) and c > 0 for c in self.scales):
             raise StepsizeError(f"the scale of a stepsize is {self.scale}; it must be positive")
         if not (math.isfinite(self.exponent) and self.exponent >= 0):
             raise StepsizeError(f"the exponent is {self.exponent}; it must be 0 or more")
@@ -38,12 +37,16 @@ class Power:
             raise StepsizeError(f"a block has {self.block} rounds; it must have at least 1")
 
     @property
+    def scales(self) -> tuple[float, ...]:
+        """The scale of each agent, or one for all."""
+        return self.scale if isinstance(self.scale, tuple) else (self.scale,)
+
+    @property
     def spec(self) -> dict[str, Any]:
         """All numbers, as JSON."""
+        scales = [float(scale) for scale in self.scales]
         return {
-            "scale": [*map(float, self.scale)]
-            if isinstance(self.scale, tuple)
-            else float(self.scale),
+            "scale": scales if isinstance(self.scale, tuple) else scales[0],
             "exponent": float(self.exponent),
             "offset": float(self.offset),
             "block": self.block,

@@ -12,7 +12,7 @@ _PAUSE, _LONG_PAUSE = 10.0, 60.0
 def progress_bar(
     description: str, total: int, enabled: bool = True, unit: str = "rounds"
 ) -> Iterator[Callable[[int], None]]:
-    """Yield a function that reports this many more units as done; it does nothing when disabled."""
+    """Yield a function that advances the bar by some units; it does nothing when disabled."""
     if not enabled:
         yield lambda amount: None
         return

@@ -47,7 +47,7 @@ def dirichlet(labels: Tensor, agents: int, alpha: float, seed: int) -> Partition
     """Give agents unlike label mixtures: each label is divided in Dirichlet(alpha) proportions.
 
     A small alpha gives each label to few agents; a large one approaches equal mixtures. An agent
-    that would be left with nothing is given one sample of whoever holds most.
+    that would hold nothing gets one sample from the agent that holds most.
     """
     _check(labels, agents)
     if not 0 < alpha < float("inf"):

@@ -6,7 +6,6 @@ activations and the weights that meet them have 8 bits of mantissa; parameters, 
 and the last layer stay in the parameters' own type.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,11 +15,14 @@ from torch.func import grad, vmap
 from sottovoce.errors import ProblemError
 from sottovoce.kernels import convolution
 from sottovoce.kernels.convolution import ACTIVATIONS, After
-from sottovoce.problems.gradients.layout import ParameterLayout
+from sottovoce.problems.gradients.layout import Loss, ParameterLayout
 
 _NAMES = {nn.Sigmoid: "sigmoid", nn.ReLU: "relu", nn.Tanh: "tanh"}
 _MOST_NUMBERS = 2**31 - 1
 """Of one replica in a layer: the kernels count them with 32 bits."""
+
+_Held = list[tuple[Tensor, Tensor | None]]
+"""A layer's outputs and its pool's index, of every layer."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class FusedStack:
         convolutions: list[_Layer],
         dense: list[_Layer],
         layout: ParameterLayout,
-        loss: Callable[[Tensor, Tensor], Tensor],
+        loss: Loss,
         dtype: torch.dtype | None = None,
     ) -> None:
         self._convolutions, self._dense, self._layout = convolutions, dense, layout
@@ -54,19 +56,16 @@ class FusedStack:
     def of(
         cls,
         model: nn.Module,
-        loss: Callable[[Tensor, Tensor], Tensor],
+        loss: Loss,
         inputs: tuple[int, ...] | None,
         dtype: torch.dtype | None = None,
     ) -> "FusedStack | None":
         """The stack that `model` is for inputs of this shape, (channels, H, W), or None."""
         parsed = _parse(model)
-        frozen = any(not parameter.requires_grad for parameter in model.parameters())
-        if parsed is None or frozen or inputs is None or len(inputs) != 3:
-            return None
-        convolutions, dense = parsed
-        if not _fits(convolutions, inputs):
-            return None
-        return cls(convolutions, dense, ParameterLayout(model), loss, dtype)
+        trained = all(parameter.requires_grad for parameter in model.parameters())
+        if parsed and trained and inputs and len(inputs) == 3 and _fits(parsed[0], inputs):
+            return cls(*parsed, ParameterLayout(model), loss, dtype)
+        return None
 
     def bytes_each(self, batch: int, inputs: tuple[int, ...]) -> int:
         """About how many bytes one replica takes while its gradient is computed."""
@@ -102,9 +101,7 @@ class FusedStack:
         dtype = self._dtype or weights[0].dtype
         return [*(convolution.convert(weight, dtype) for weight in weights[:-1]), weights[-1]]
 
-    def _forward(
-        self, parameters: dict[str, Tensor], dense: list[Tensor], inputs: Tensor
-    ) -> list[tuple[Tensor, Tensor | None]]:
+    def _forward(self, parameters: dict[str, Tensor], dense: list[Tensor], inputs: Tensor) -> _Held:
         """The input, each layer's outputs and its pool's index; the last are the scores."""
         widest = max(layer.module.weight.shape[0] for layer in self._convolutions)
         if inputs.shape[1] * widest * inputs.shape[-2] * inputs.shape[-1] > _MOST_NUMBERS:
@@ -113,7 +110,7 @@ class FusedStack:
                 "kernels; use smaller batches, or gradients by 'vmap'"
             )
         x = inputs.to(self._dtype or inputs.dtype).contiguous()
-        held: list[tuple[Tensor, Tensor | None]] = [(x, None)]
+        held: _Held = [(x, None)]
         for number, layer in enumerate(self._convolutions):
             weight, bias = parameters[f"{layer.name}.weight"], parameters[f"{layer.name}.bias"]
             if number == 0:
@@ -131,11 +128,7 @@ class FusedStack:
         return held
 
     def _dense_backward(
-        self,
-        dense: list[Tensor],
-        gradients: dict[str, Tensor],
-        held: list[tuple[Tensor, Tensor | None]],
-        dz: Tensor,
+        self, dense: list[Tensor], gradients: dict[str, Tensor], held: _Held, dz: Tensor
     ) -> Tensor:
         """From the scores' gradient to that of the last convolution's outputs, (.., c, H, W)."""
         for number in reversed(range(len(dense))):
@@ -154,7 +147,7 @@ class FusedStack:
         self,
         parameters: dict[str, Tensor],
         gradients: dict[str, Tensor],
-        held: list[tuple[Tensor, Tensor | None]],
+        held: _Held,
         gradient: Tensor,
     ) -> None:
         outputs, index = held.pop()
@@ -179,9 +172,7 @@ def _parse(model: nn.Module) -> tuple[list[_Layer], list[_Layer]] | None:
     """The convolutions and dense layers of a plain stack, or None if it is something else."""
     if not isinstance(model, nn.Sequential):
         return None
-    convolutions: list[_Layer] = []
-    dense: list[_Layer] = []
-    flat = False
+    convolutions, dense, flat = list[_Layer](), list[_Layer](), False
     for name, module in model.named_children():
         layers = dense if flat else convolutions
         previous = layers[-1].after if layers else None
@@ -209,7 +200,8 @@ def _fits(convolutions: list[_Layer], inputs: tuple[int, ...]) -> bool:
     channels, H, W = inputs
     for number, layer in enumerate(convolutions):
         outputs, expected = layer.module.weight.shape[:2]
-        if channels != expected or H % 2 or W % 2 or not _is_power(outputs):
+        power_of_2 = outputs.bit_count() == 1 and 16 <= outputs <= convolution.MOST_CHANNELS
+        if channels != expected or H % 2 or W % 2 or not power_of_2:
             return False
         if number == 0 and 9 * channels > convolution.MOST_FIRST_TAPS:
             return False
@@ -217,10 +209,6 @@ def _fits(convolutions: list[_Layer], inputs: tuple[int, ...]) -> bool:
         if layer.after.pool:
             H, W = H // 2, W // 2
     return True
-
-
-def _is_power(channels: int) -> bool:
-    return 16 <= channels <= convolution.MOST_CHANNELS and channels.bit_count() == 1
 
 
 def _is_same(layer: nn.Conv2d) -> bool:

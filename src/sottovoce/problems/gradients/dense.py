@@ -1,7 +1,7 @@
 """Gradients of a plain stack of dense layers for many replicas at once, written out for a CPU.
 
 Activations are kept as (replicas, features, batch): in that order both products of a layer are
-quick, where `vmap` and autograd choose slow ones.
+fast, where `vmap` and autograd choose slow ones.
 """
 
 from collections.abc import Callable
@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy
 
-from sottovoce.problems.gradients.layout import ParameterLayout
-
-Loss = Callable[[Tensor, Tensor], Tensor]
+from sottovoce.problems.gradients.layout import Loss, ParameterLayout
 
 _SLOPES: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
     nn.Identity: torch.ones_like,
@@ -97,13 +95,8 @@ class DenseStack:
 
 def _general_gradient(loss: Loss) -> Loss:
     """The gradient of any loss: (replicas, features, batch) and targets -> the same shape."""
-    compute = vmap(grad(loss))
-
-    def gradient(values: Tensor, targets: Tensor) -> Tensor:
-        found: Tensor = compute(values.mT, targets)
-        return found.mT
-
-    return gradient
+    compute: Loss = vmap(grad(loss))
+    return lambda values, targets: compute(values.mT, targets).mT
 
 
 def _cross_entropy_gradient(values: Tensor, targets: Tensor) -> Tensor:

@@ -1,11 +1,15 @@
 """Many copies of one torch module, each with parameters of its own, as rows of one tensor."""
 
+from collections.abc import Callable
 from math import prod
 
 import torch
 from torch import Tensor, nn
 
 from sottovoce.errors import ProblemError
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""`loss(outputs, targets)`, the mean over a batch."""
 
 
 class ParameterLayout:
@@ -38,7 +42,7 @@ class ParameterLayout:
 
 
 def refuse_running_statistics(model: nn.Module) -> None:
-    """Refuse layers whose state mixes samples or rounds, naming each and what to use instead."""
+    """Raise if layers keep statistics over samples; name each and what to use instead."""
     faults = [
         f"{name or 'the model itself'} ({type(layer).__name__})"
         for name, layer in model.named_modules()

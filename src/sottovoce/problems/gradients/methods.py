@@ -1,32 +1,31 @@
 """Three ways to the same gradient of many replicas: loop, vmap, and a fused stack.
 
-Which is quickest depends on size and device: on a CPU convolutions of one replica at a time keep
+Which is fastest depends on size and device: on a CPU convolutions of one replica at a time keep
 the cache warm, while many small dense models gain from being computed together: a plain stack by
 products written out (`sottovoce.problems.gradients.dense`), any other by `vmap`. On a GPU a plain
 convolutional stack is computed by kernels that take all replicas at once
 (`sottovoce.problems.gradients.convolution`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, grad, vmap
 
 from sottovoce.errors import ProblemError
 from sottovoce.kernels import usable
 from sottovoce.problems.gradients.convolution import FusedStack
 from sottovoce.problems.gradients.dense import DenseStack
-from sottovoce.problems.gradients.layout import ParameterLayout
+from sottovoce.problems.gradients.layout import Loss, ParameterLayout
 from sottovoce.problems.gradients.memory import free_memory
 
-Loss = Callable[[Tensor, Tensor], Tensor]
 Method = Literal["auto", "loop", "vmap", "fused"]
-METHODS = ("auto", "loop", "vmap", "fused")
+METHODS = get_args(Method)
 Precision = Literal["float32", "bfloat16"]
-PRECISIONS = ("float32", "bfloat16")
+PRECISIONS = get_args(Precision)
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Compute:
 
 
 _VMAP_LIMIT = 100_000
-"""On a CPU, dense models below this many parameters are quicker together."""
+"""On a CPU, dense models below this many parameters are faster together."""
 
 _AT_ONCE = 64
 _FUSED_AT_ONCE = 1000
@@ -51,23 +50,22 @@ _FUSED_AT_ONCE = 1000
 class ReplicaGradients:
     """Gradients of `loss(model(inputs), targets)` for rows of parameters.
 
-    method: `auto` chooses by size and device. precision: of a fused stack's activations; with
-    `float32` its products are TF32 on a GPU. shape: of one input, which a fused stack must know.
-    at_once: the most replicas that share one computation under `vmap` and `fused`, which bounds the
-    activations held.
+    compute: with `float32` a fused stack's products are TF32 on a GPU. shape: of one input, which a
+    fused stack must know. at_once: the most replicas that share one computation under `vmap` and
+    `fused`, which bounds the activations held.
     """
 
     def __init__(
         self,
         model: nn.Module,
         loss: Loss,
+        compute: Compute = Compute(),  # noqa: B008
         *,
-        method: Method = "auto",
-        precision: Precision = "float32",
         device: torch.device,
         shape: tuple[int, ...] | None = None,
         at_once: int | None = None,
     ) -> None:
+        method, precision = compute.method, compute.precision
         if method not in METHODS:
             raise ProblemError(f"gradients by {method!r} are not known; accepted: {METHODS}")
         if precision not in PRECISIONS:
@@ -89,14 +87,14 @@ class ReplicaGradients:
         if reduced and method in ("loop", "vmap"):
             raise ProblemError(f"gradients by {method!r} are not computed in bfloat16; use 'fused'")
         self.precision = precision
-        self.method = self._best(device) if method == "auto" else method
+        self.method = self._best() if method == "auto" else method
 
-    def _best(self, device: torch.device) -> str:
+    def _best(self) -> str:
         if self.precision != "float32":
             return "fused"
-        if device.type != "cpu":
+        if self._device.type != "cpu":
             single = next(self.model.parameters()).dtype == torch.float32
-            return "fused" if self._stack and single and usable(device) else "vmap"
+            return "fused" if self._stack and single and usable(self._device) else "vmap"
         convolutional = any(isinstance(layer, nn.Conv2d) for layer in self.model.modules())
         if self.layout.dimension >= _VMAP_LIMIT or convolutional:
             return "loop"
@@ -104,10 +102,8 @@ class ReplicaGradients:
 
     def at_once(self, batch: int) -> int:
         """How many replicas to compute together at `batch` samples each."""
-        written_out = self.method == "fused" and isinstance(self._stack, FusedStack)
-        if self._at_once is not None or not written_out:
+        if self._at_once or self.method != "fused" or not isinstance(self._stack, FusedStack):
             return self._at_once or _AT_ONCE
-        assert isinstance(self._stack, FusedStack)
         assert self._shape is not None
         fitting = 0.8 * free_memory(self._device) / self._stack.bytes_each(batch, self._shape)
         return max(1, min(int(fitting), _FUSED_AT_ONCE))
@@ -131,12 +127,16 @@ class ReplicaGradients:
             self._stack.gradient(vectors, inputs, targets, out)
             return
         if self.method == "vmap":
-            gradients = self._by_vmap(vectors, inputs, targets)
+            compute = vmap(grad(self._loss_at), randomness="different")
+            gradients = compute(self.layout.views(vectors), inputs, targets)
         else:
             gradients = self._of_one(vectors[0], inputs[0], targets[0])
             out = out[0]
         for name, place in self.layout.views(out).items():
             place.copy_(gradients[name])
+
+    def _loss_at(self, parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+        return self.loss(functional_call(self.model, parameters, (inputs,)), targets)
 
     def _of_one(self, vector: Tensor, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         leaves = {
@@ -144,16 +144,8 @@ class ReplicaGradients:
         }
         if inputs.ndim == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
-        loss = self.loss(functional_call(self.model, leaves, (inputs,)), targets)
+        loss = self._loss_at(leaves, inputs, targets)
         return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
-
-    def _by_vmap(self, vectors: Tensor, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            return self.loss(functional_call(self.model, parameters, (x,)), y)
-
-        compute = vmap(grad_and_value(loss), randomness="different")
-        gradients, _ = compute(self.layout.views(vectors), inputs, targets)
-        return dict(gradients)
 
     @torch.no_grad()
     def outputs(self, vectors: Tensor, inputs: Tensor) -> Tensor:
