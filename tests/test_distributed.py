@@ -370,7 +370,7 @@ def test_a_failed_round_ends_the_training(alone: object, monkeypatch: pytest.Mon
 
 
 def test_a_seed_warns_of_its_consequence(alone: object) -> None:
-    with pytest.warns(InsecureSeedWarning, match="whoever knows the seed recovers"):
+    with pytest.warns(InsecureSeedWarning, match="anyone who knows the seed can compute"):
         sd.DecentralizedSGD([nn.Parameter(torch.ones(D))], PDSGD(), complete(1), insecure_seed=1)
 
 
