@@ -15,7 +15,7 @@ from sottovoce import DSGD, PDSGD, ModuleProblem, Power, Stepsize, complete, rin
 from sottovoce.errors import ProblemError
 from sottovoce.kernels import convolution, philox, usable
 from sottovoce.kernels.convolution import After
-from sottovoce.kernels.mixing import mix_
+from sottovoce.kernels.mixing import Factors, mix_
 from sottovoce.mechanisms import Clock, Flow, Mechanism, NoisyDSGD
 from sottovoce.problems import Compute
 from sottovoce.problems.data.models import paper_cnn
@@ -376,7 +376,7 @@ def test_the_kernels_update_equals_its_torch_version():
         new = state.to(device, copy=True)
         bad = torch.zeros(3, 7, dtype=torch.int32, device=device)
         tensors = [t.to(device, copy=True) for t in (gradient, mixing, splitting)]
-        mix_(new, *tensors, bad, (0.2, 0.7), key=12345678901, round=3, runs=range(5, 8))
+        mix_(new, *tensors, bad, Factors((0.2, 0.7), 12345678901, 3, range(5, 8)))
         found.append(new.cpu())
     torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
 

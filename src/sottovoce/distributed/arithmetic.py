@@ -6,7 +6,7 @@ The operations of the reference in their order, so the same bits; but for a plai
 of the state and of the gradient comes from memory once for all messages together.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -18,6 +18,8 @@ from sottovoce.distributed.streams import AgentStreams
 from sottovoce.mechanisms import Mechanism
 from sottovoce.mechanisms.flow import Clock, Flow
 from sottovoce.mechanisms.reference import make_messages, settle, take_step
+
+_Play = Callable[[Mechanism, Flow], None]
 
 BLOCK = 1 << 17
 """Numbers that each thread of a CPU works on at a time; a GPU works on all."""
@@ -163,22 +165,23 @@ class Arithmetic:
         """The flow of some numbers of the vector, (n,) each."""
         return replace(self._flow, x=state.view(1, 1, -1), s=step.view(1, 1, -1))
 
+    def _played(self, play: _Play, state: Tensor, step: Tensor, at: int) -> Flow:
+        """The flow of the numbers from `at` on after a part of the round."""
+        flow = self._part_of_flow(state, step)
+        self._streams.at, self._streams.block = at, len(step)
+        play(self._mechanism, flow)
+        self._streams.at, self._streams.block = 0, None
+        return flow
+
     def _make_step(self, step: Tensor, at: int) -> None:
         """Turn the gradients in `step` into steps, in place."""
-        self._streams.at, self._streams.block = at, len(step)
-        flow = self._part_of_flow(self._state, step)
-        take_step(self._mechanism, flow)
+        flow = self._played(take_step, self._state, step, at)
         if flow.s.data_ptr() != step.data_ptr():
             step.copy_(flow.s[0, 0])
-        self._streams.at, self._streams.block = 0, None
 
     def _make_messages(self, state: Tensor, step: Tensor, at: int) -> Tensor:
         """What travels on every route for the numbers from `at` on: (routes, n)."""
-        self._streams.at, self._streams.block = at, len(step)
-        flow = self._part_of_flow(state, step)
-        make_messages(self._mechanism, flow)
-        self._streams.at, self._streams.block = 0, None
-        return flow.v[0]
+        return self._played(make_messages, state, step, at).v[0]
 
     def _write_shares(self, block: _Block) -> None:
         if self._keeps:
@@ -210,7 +213,7 @@ class Arithmetic:
                 within = slice(place.start - cut.start, place.stop - cut.start)
                 here = step[:size] if self.step is None else step[place]
                 own = self._own[place]
-                arrived = {j: exchange.incoming(j)[number][within] for j in neighbours}
+                arrived = {j: exchange.inbox[j].payloads[number][within] for j in neighbours}
                 incoming = {**arrived, exchange.agent: own}
                 blocks.append(
                     _Block(

@@ -2,8 +2,8 @@
 
 3x3 "same" convolutions with stride 1 over channels-last images (replicas, images, H, W, channels),
 H and W even, fused with bias, activation and 2x2 max pool in the forward pass and with their
-derivatives in the backward pass. Patches are never stored. On a GPU with Triton these are kernels; elsewhere plain
-torch computes the same, which is also what the kernels are tested against.
+derivatives in the backward pass. Patches are never stored. On a GPU with Triton these are kernels;
+elsewhere plain torch computes the same, which is also what the kernels are tested against.
 
 A max pool's `index` says which of the four entries of a window was the largest (0 to 3, by rows).
 Sums are float32 at least, whatever type the images have.
