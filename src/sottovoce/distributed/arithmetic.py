@@ -8,6 +8,7 @@ of the state and of the gradient comes from memory once for all messages togethe
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import cast
 
 import torch
@@ -87,22 +88,20 @@ class Arithmetic:
         In a round's later exchanges the step is spent, and the gradients are left aside.
         """
         self._gradients, self._flow.at = gradients, at
+        if self._mechanism.plain:
+            parts = self._mechanism.split.coefficients(self._flow)[0, :, 0]
+            self._parts, self._own_part = self._by_route(parts)
+            self._keeps = bool((parts == self._flow.routes.own.to(parts.dtype)).all())
         if self._whole:
             assert self.step is not None
             if at.inner:
                 self.step.zero_()
             else:
-                for blocks in self._blocks:
-                    for block in blocks:
-                        self._collect(block)
+                for block in chain(*self._blocks):
+                    self._collect(block)
                 self._make_step(self.step, 0)
-        if self._mechanism.plain:
-            parts = self._mechanism.split.coefficients(self._flow)[0, :, 0]
-            self._parts, self._own_part = self._by_route(parts)
-            self._keeps = bool((parts == self._flow.routes.own.to(parts.dtype)).all())
-        elif self._whole:
-            assert self.step is not None
-            self._messages = self._make_messages(self._state, self.step, 0)
+            if not self._mechanism.plain:
+                self._messages = self._make_messages(self._state, self.step, 0)
 
     def write(self, number: int) -> None:
         """Write segment `number` of all messages; the own one stays here."""
