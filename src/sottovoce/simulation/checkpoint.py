@@ -116,7 +116,9 @@ class Checkpoint:
         return round, dict(sorted(measured.items()))
 
     def is_due(self) -> bool:
-        """Whether a minute has passed since the last save."""
+        """Whether a minute has passed since the last save; never where nothing is kept."""
+        if self.store.folder is None:
+            return False
         return time.monotonic() - self.saved_at > SECONDS_BETWEEN_CHECKPOINTS
 
     def save(self, round: int, flow: Flow, measured: Measured) -> None:
