@@ -9,9 +9,11 @@ import torch
 import sottovoce.simulation.pieces
 from sottovoce import PDSGD, Quadratic, complete, ring, simulate
 from sottovoce.errors import SimulationError
+from sottovoce.simulation.checkpoint import Task
 from sottovoce.simulation.options import Options
 from sottovoce.simulation.pieces import pieces_of, simulate_in_pieces
 from sottovoce.simulation.result import Result
+from sottovoce.simulation.runner import run_task
 from sottovoce.simulation.transcript import Recording
 from sottovoce.stepsizes import Custom, Law, PrivateDeviation, Stepsize
 from sottovoce.storage.store import Store
@@ -63,9 +65,7 @@ def test_pieces_are_one_simulation_and_are_kept(tmp_path, monkeypatch):
         assert torch.equal(found.metrics[name], values)
     assert found.final.shape == (5, 5, 0)
     assert len(list(tmp_path.glob("piece-*.safetensors"))) == 3
-    monkeypatch.setattr(
-        sottovoce.simulation.pieces, "simulate", lambda *_, **__: pytest.fail("computed")
-    )
+    monkeypatch.setattr(sottovoce.simulation.pieces, "run_task", lambda *_: pytest.fail("computed"))
     said: list[str] = []
     again = pieces(tmp_path, say=said.append)
     assert said == [f"reused 3 of 3 pieces from {tmp_path}"]
@@ -77,11 +77,11 @@ def test_a_stopped_study_continues_with_the_next_piece(tmp_path, monkeypatch):
     pieces(tmp_path, runs=4)
     computed = []
 
-    def counted(*arguments: Any, runs: range, **options: Any) -> Result:
+    def counted(task: Task, runs: range) -> Result:
         computed.append(runs)
-        return simulate(*arguments, runs=runs, **options)
+        return run_task(task, runs)
 
-    monkeypatch.setattr(sottovoce.simulation.pieces, "simulate", counted)
+    monkeypatch.setattr(sottovoce.simulation.pieces, "run_task", counted)
     assert pieces(tmp_path).metrics["distance"].shape == (3, 5)
     assert computed == [range(4, 5)]
 

@@ -30,7 +30,7 @@ import launching
 import sottovoce.distributed as sd
 from sottovoce import PDSGD, Power, Stepsize, Uniform, ring
 from sottovoce.distributed.checkpoint import Checkpoints
-from sottovoce.distributed.frames import Frame, Outbox
+from sottovoce.distributed.frames import Frame, message_bytes
 from sottovoce.errors import MessageError, PeerLost
 from sottovoce.randomness import InsecureSeedWarning
 
@@ -236,8 +236,9 @@ def fuzz(messages: int = 10_000, dimension: int = 500) -> dict[str, object]:
 def attack(optimizer: sd.DecentralizedSGD, messages: int, dimension: int) -> None:
     rng = random.Random(1)
     torch.manual_seed(1)
-    outbox = Outbox(1, [0], [slice(0, dimension)], torch.float64, torch.device("cpu"))
-    frame = outbox.frames[0]
+    cuts = [slice(0, dimension)]
+    room = torch.zeros(message_bytes(cuts, torch.float64), dtype=torch.uint8)
+    frame = Frame(1, 0, cuts, torch.float64, room)
     heard = torch.zeros(frame.size, dtype=torch.uint8)
     for _ in range(messages):
         _, content = mutated(frame, 1, rng)

@@ -15,7 +15,7 @@ from sottovoce.mechanisms import parse_algorithm
 from sottovoce.privacy import entropy
 from sottovoce.privacy.accountant import Account, AccountSettings, account
 from sottovoce.privacy.advice import recommend
-from sottovoce.privacy.posterior import Start
+from sottovoce.privacy.columns import Start
 from sottovoce.stepsizes import LAWS, parse_stepsize
 from sottovoce.stepsizes.conditions import Condition, mixing_conditions, theorem_conditions
 from sottovoce.studies.settings import build, option

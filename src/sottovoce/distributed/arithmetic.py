@@ -6,8 +6,9 @@ The operations of the reference in their order, so the same bits; but for a plai
 of the state and of the gradient comes from memory once for all messages together.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import cast
 
 import torch
@@ -18,6 +19,8 @@ from sottovoce.distributed.streams import AgentStreams
 from sottovoce.mechanisms import Mechanism
 from sottovoce.mechanisms.flow import Clock, Flow
 from sottovoce.mechanisms.reference import make_messages, settle, take_step
+
+_Play = Callable[[Mechanism, Flow], None]
 
 BLOCK = 1 << 17
 """Numbers that each thread of a CPU works on at a time; a GPU works on all."""
@@ -85,22 +88,20 @@ class Arithmetic:
         In a round's later exchanges the step is spent, and the gradients are left aside.
         """
         self._gradients, self._flow.at = gradients, at
+        if self._mechanism.plain:
+            parts = self._mechanism.split.coefficients(self._flow)[0, :, 0]
+            self._parts, self._own_part = self._by_route(parts)
+            self._keeps = bool((parts == self._flow.routes.own.to(parts.dtype)).all())
         if self._whole:
             assert self.step is not None
             if at.inner:
                 self.step.zero_()
             else:
-                for blocks in self._blocks:
-                    for block in blocks:
-                        self._collect(block)
+                for block in chain(*self._blocks):
+                    self._collect(block)
                 self._make_step(self.step, 0)
-        if self._mechanism.plain:
-            parts = self._mechanism.split.coefficients(self._flow)[0, :, 0]
-            self._parts, self._own_part = self._by_route(parts)
-            self._keeps = bool((parts == self._flow.routes.own.to(parts.dtype)).all())
-        elif self._whole:
-            assert self.step is not None
-            self._messages = self._make_messages(self._state, self.step, 0)
+            if not self._mechanism.plain:
+                self._messages = self._make_messages(self._state, self.step, 0)
 
     def write(self, number: int) -> None:
         """Write segment `number` of all messages; the own one stays here."""
@@ -163,22 +164,23 @@ class Arithmetic:
         """The flow of some numbers of the vector, (n,) each."""
         return replace(self._flow, x=state.view(1, 1, -1), s=step.view(1, 1, -1))
 
+    def _played(self, play: _Play, state: Tensor, step: Tensor, at: int) -> Flow:
+        """The flow of the numbers from `at` on after a part of the round."""
+        flow = self._part_of_flow(state, step)
+        self._streams.at, self._streams.block = at, len(step)
+        play(self._mechanism, flow)
+        self._streams.at, self._streams.block = 0, None
+        return flow
+
     def _make_step(self, step: Tensor, at: int) -> None:
         """Turn the gradients in `step` into steps, in place."""
-        self._streams.at, self._streams.block = at, len(step)
-        flow = self._part_of_flow(self._state, step)
-        take_step(self._mechanism, flow)
+        flow = self._played(take_step, self._state, step, at)
         if flow.s.data_ptr() != step.data_ptr():
             step.copy_(flow.s[0, 0])
-        self._streams.at, self._streams.block = 0, None
 
     def _make_messages(self, state: Tensor, step: Tensor, at: int) -> Tensor:
         """What travels on every route for the numbers from `at` on: (routes, n)."""
-        self._streams.at, self._streams.block = at, len(step)
-        flow = self._part_of_flow(state, step)
-        make_messages(self._mechanism, flow)
-        self._streams.at, self._streams.block = 0, None
-        return flow.v[0]
+        return self._played(make_messages, state, step, at).v[0]
 
     def _write_shares(self, block: _Block) -> None:
         if self._keeps:
@@ -210,7 +212,7 @@ class Arithmetic:
                 within = slice(place.start - cut.start, place.stop - cut.start)
                 here = step[:size] if self.step is None else step[place]
                 own = self._own[place]
-                arrived = {j: exchange.incoming(j)[number][within] for j in neighbours}
+                arrived = {j: exchange.inbox[j].payloads[number][within] for j in neighbours}
                 incoming = {**arrived, exchange.agent: own}
                 blocks.append(
                     _Block(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sottovoce.distributed.handshake import gather
+from sottovoce.distributed.handshake import gather, require_same
 from sottovoce.errors import DistributedError, ResultError
 from sottovoce.storage.tensors import read_tensors, write_tensors
 
@@ -37,7 +37,7 @@ class Checkpoints:
     """The checkpoints of one agent in `folder`/agent-<number>.
 
     shared: the facts that a checkpoint must have been written under. spread: how many rounds the
-    quickest agent can be ahead of the slowest, which is the graph's diameter.
+    fastest agent can be ahead of the slowest, which is the graph's diameter.
     """
 
     def __init__(
@@ -71,13 +71,8 @@ class Checkpoints:
     def load(self, round: int) -> tuple[Tensor, Checkpoint]:
         """The state of `round` and what was saved beside it."""
         tensors, header = read_tensors(self._path(round))
-        saved = header.get("shared", {})
-        for name, expected in self._shared.items():
-            if saved.get(name) != expected:
-                raise DistributedError(
-                    f"{self._path(round)} was written with {name} {saved.get(name)!r}, but this "
-                    f"training has {expected!r}; give another folder or remove this one"
-                )
+        how, remedy = f"{self._path(round)} was written", "; give another folder or remove this one"
+        require_same(self._shared, header.get("shared", {}), how, remedy)
         if header.get("agent") != self._agent or header.get("round") != round:
             raise DistributedError(
                 f"{self._path(round)} holds round {header.get('round')} of agent "

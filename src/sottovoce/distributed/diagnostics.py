@@ -18,9 +18,7 @@ def mean_model(optimizer: DecentralizedSGD) -> Tensor:
     Reveals x̄ to every agent, and on the way partial sums of models to single agents.
     """
     total = optimizer.state_vector.to(optimizer.exchange_device, copy=True)
-    finish(
-        lambda: dist.all_reduce(total, async_op=True), optimizer.timeout, "the mean of the models"
-    )
+    _sum_(total, optimizer, "the mean of the models")
     return total.div_(optimizer.graph.agents).to(optimizer.state_vector.device)
 
 
@@ -31,5 +29,10 @@ def consensus_error(optimizer: DecentralizedSGD) -> float:
     """
     distance = optimizer.state_vector.double() - mean_model(optimizer).double()
     total = distance.square().sum().to(optimizer.exchange_device).reshape(1)
-    finish(lambda: dist.all_reduce(total, async_op=True), optimizer.timeout, "the consensus error")
+    _sum_(total, optimizer, "the consensus error")
     return float(torch.sqrt(total / optimizer.graph.agents))
+
+
+def _sum_(tensor: Tensor, optimizer: DecentralizedSGD, purpose: str) -> None:
+    """Replace `tensor` by its sum over all agents."""
+    finish(lambda: dist.all_reduce(tensor, async_op=True), optimizer.timeout, purpose)

@@ -1,14 +1,15 @@
 """One round's messages: one to and one from every neighbour, in buffers used again each round."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sottovoce.distributed.frames import Inbox, Outbox, message_bytes, segments
+from sottovoce.distributed.frames import Frame, Inbox, message_bytes, places, segments
 from sottovoce.errors import PeerLost
 
 _LEAST_WAIT = timedelta(milliseconds=1)
@@ -20,54 +21,31 @@ class Exchange:
     With Gloo every segment is posted on its own, so that a failure names its neighbour and the
     first numbers travel while the next are computed. NCCL needs all in one batch.
 
+    like: a vector of the size and type of a message's numbers. device: where messages lie.
     segments: the parts of the vector that travel on their own. outgoing: for each segment where to
-    write the numbers for all neighbours, (neighbours, numbers).
+    write the numbers for all neighbours, (neighbours, numbers). outbox, inbox: the messages
+    themselves, by neighbour.
     """
 
     def __init__(
-        self,
-        agent: int,
-        neighbours: list[int],
-        dimension: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        timeout: float,
+        self, agent: int, neighbours: list[int], like: Tensor, device: torch.device, timeout: float
     ) -> None:
         self.agent, self.neighbours, self.timeout = agent, neighbours, timeout
         self.device = device
         self._one_batch = device.type != "cpu"
-        whole = [slice(0, dimension)]
-        self.segments = whole if self._one_batch else segments(dimension, dtype)
-        self.bytes_per_message = message_bytes(self.segments, dtype) if neighbours else 0
-        outbox = Outbox(agent, neighbours, self.segments, dtype, device)
-        self.outgoing, self._out = outbox.payloads, outbox.frames
-        self._in = {
-            j: Inbox(j, agent, self.segments, dtype, device, spacious=not self._one_batch)
-            for j in neighbours
-        }
-        self._sends = {
-            i: [dist.P2POp(dist.isend, part, i) for part in frame.transfers]
-            for i, frame in self._out.items()
-        }
-        self._receives = {
-            j: [dist.P2POp(dist.irecv, part, j) for part in frame.transfers]
-            for j, frame in self._in.items()
-        }
+        cuts = [slice(0, len(like))] if self._one_batch else segments(len(like), like.dtype)
+        size, self.segments = message_bytes(cuts, like.dtype), cuts
+        self.bytes_per_message = size if neighbours else 0
+        rows = torch.zeros(len(neighbours), size, dtype=torch.uint8, device=device)
+        self.outgoing = [rows[:, place].view(like.dtype) for place in places(cuts, like.dtype)]
+        each = zip(neighbours, rows, strict=True)
+        self.outbox = {i: Frame(agent, i, cuts, like.dtype, row) for i, row in each}
+        self.inbox = {j: Inbox(j, agent, cuts, like.dtype, device) for j in neighbours}
+        self._sends = _operations(dist.isend, self.outbox)
+        self._receives = _operations(dist.irecv, self.inbox)
         self._is_open = False
         self._arriving: dict[int, list[dist.Work]] = {}
         self._leaving: dict[int, list[dist.Work]] = {}
-
-    def incoming(self, neighbour: int) -> list[Tensor]:
-        """The numbers that `neighbour` sent, one tensor for each segment that has arrived."""
-        return self._in[neighbour].payloads
-
-    def sent(self, neighbour: int) -> Tensor:
-        """A copy of the message to `neighbour`: (d,)."""
-        return torch.cat(self._out[neighbour].payloads)
-
-    def received(self, neighbour: int) -> Tensor:
-        """A copy of the message from `neighbour`: (d,)."""
-        return torch.cat(self._in[neighbour].payloads)
 
     def open(self, round: int) -> None:
         """Offer the buffers in which this round's messages arrive, unless they are offered."""
@@ -76,7 +54,7 @@ class Exchange:
         self._arriving = {j: [] for j in self.neighbours}
         self._leaving = {i: [] for i in self.neighbours}
         for j in self.neighbours:
-            self._in[j].clear()
+            self.inbox[j].clear()
             if not self._one_batch:
                 self._arriving[j] = self._post(j, self._receives[j], round)
         self._is_open = True
@@ -84,7 +62,7 @@ class Exchange:
     def send(self, number: int, round: int) -> None:
         """Send segment `number`, written to `outgoing`, to all; leave it alone in this round."""
         for i in self.neighbours:
-            self._out[i].stamp(number, round)
+            self.outbox[i].stamp(number, round)
             if not self._one_batch:
                 self._leaving[i] += self._post(i, [self._sends[i][number]], round)
         if self._one_batch and self.neighbours:
@@ -105,7 +83,7 @@ class Exchange:
             for j in self.neighbours:
                 if not self._one_batch:
                     self._wait(self._arriving[j][number], j, deadline, round)
-                self._in[j].check(number, round)
+                self.inbox[j].check(number, round)
             yield number
         for i, works in self._leaving.items():
             for work in works:
@@ -113,8 +91,8 @@ class Exchange:
 
     def check_finite(self, round: int) -> None:
         """Raise `MessageError` naming the first sender whose numbers are not all finite."""
-        for inbox in self._in.values():
-            inbox.check_finite(round)
+        for message in self.inbox.values():
+            message.check_finite(round)
 
     def _post(
         self, neighbour: int | None, operations: list[dist.P2POp], round: int
@@ -138,7 +116,17 @@ class Exchange:
         return PeerLost(
             f"agent {self.agent} lost {who if neighbour is None else f'agent {neighbour}'} in "
             f"round {round}: it {how}. The state is as before the round; the process group cannot "
-            "be used again, so end this process (torchrun --max-restarts starts all anew)",
+            "be used again, so end this process (torchrun --max-restarts starts all agents again)",
             neighbour,
             round,
         )
+
+
+def _operations(
+    kind: Callable[..., Any], messages: Mapping[int, Frame]
+) -> dict[int, list[dist.P2POp]]:
+    """What posts each segment of each neighbour's message."""
+    return {
+        i: [dist.P2POp(kind, part, i) for part in message.transfers]
+        for i, message in messages.items()
+    }

@@ -67,7 +67,7 @@ class Frame:
     ) -> None:
         self.sender, self.receiver, self.dtype, self.bytes = sender, receiver, dtype, bytes
         self.dimension = cuts[-1].stop
-        self.places = _places(cuts, dtype, gap)
+        self.places = places(cuts, dtype, gap)
         self.payloads = [bytes[place].view(dtype) for place in self.places]
         self.starts = [0, *(place.start for place in self.places[1:])]
         self.transfers = [
@@ -76,35 +76,16 @@ class Frame:
         ]
         self.size = message_bytes(cuts, dtype)
 
+    def numbers(self) -> Tensor:
+        """A copy of the payload: (d,)."""
+        return torch.cat(self.payloads)
+
     def stamp(self, number: int, round: int) -> None:
         """Make segment `number` ready to travel: its trailer, and before the first the header."""
         if number == 0:
             facts = (DTYPES[self.dtype], round, self.sender, self.receiver, self.dimension)
             _write(self.bytes, 0, _HEADER.pack(_MAGIC, FORMAT, *facts))
         _write(self.bytes, self.places[number].stop, _trailer(number, round))
-
-
-class Outbox:
-    """The messages of one agent to its neighbours, beside each other in one tensor.
-
-    payloads: for each segment the numbers for all neighbours, (neighbours, numbers).
-    """
-
-    def __init__(
-        self,
-        sender: int,
-        receivers: list[int],
-        cuts: list[slice],
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        size = message_bytes(cuts, dtype)
-        rows = torch.zeros(len(receivers), size, dtype=torch.uint8, device=device)
-        self.payloads = [rows[:, place].view(dtype) for place in _places(cuts, dtype)]
-        self.frames = {
-            receiver: Frame(sender, receiver, cuts, dtype, row)
-            for receiver, row in zip(receivers, rows, strict=True)
-        }
 
 
 class Inbox(Frame):
@@ -117,8 +98,9 @@ class Inbox(Frame):
         cuts: list[slice],
         dtype: torch.dtype,
         device: torch.device,
-        spacious: bool,
     ) -> None:
+        # Only Gloo, which serves the CPU, needs room for a message that is too long.
+        spacious = device.type == "cpu"
         gap = GUARD_BYTES if spacious else 0
         size = message_bytes(cuts, dtype) + gap * len(cuts)
         # The room is never touched unless a wrong message comes, so no memory is behind it.
@@ -190,7 +172,7 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
     return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
 
-def _places(cuts: list[slice], dtype: torch.dtype, gap: int = 0) -> list[slice]:
+def places(cuts: list[slice], dtype: torch.dtype, gap: int = 0) -> list[slice]:
     """Where the numbers of each segment lie among the bytes."""
     found, at = [], HEADER_BYTES
     for cut in cuts:

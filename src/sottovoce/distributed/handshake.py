@@ -7,6 +7,7 @@ as JSON in byte tensors of fixed size: torch's object collectives unpickle what 
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -16,8 +17,7 @@ from torch import Tensor
 
 from sottovoce.distributed.frames import FORMAT
 from sottovoce.errors import DistributedError, PeerLost
-from sottovoce.graphs import Graph
-from sottovoce.mechanisms import Mechanism
+from sottovoce.simulation.transcript import Setting
 from sottovoce.stepsizes import Stepsize
 from sottovoce.storage.identity import digest, package_version
 
@@ -26,23 +26,18 @@ _COUNTS = 16
 """The schedule is compared by value at this many counts k = 1, 2, ..."""
 
 
-def shared_facts(
-    algorithm: Mechanism,
-    graph: Graph,
-    stepsize: Stepsize,
-    shapes: list[tuple[int, ...]],
-    dtype: torch.dtype,
-) -> dict[str, Any]:
+def shared_facts(setting: Setting, parameters: Sequence[Tensor]) -> dict[str, Any]:
     """What must agree among all agents, by the name under which a mismatch is reported."""
+    graph, stepsize = setting.graph, setting.stepsize
     return {
         "version": package_version(),
         "message format": FORMAT,
         "number of agents": graph.agents,
         "graph": f"{graph.name} with W {graph.spec['mixing'][:12]}",
-        "dimension": sum(_size(shape) for shape in shapes),
-        "dtype": str(dtype).removeprefix("torch."),
-        "parameter shapes": _short(str([list(shape) for shape in shapes])),
-        "algorithm": f"{algorithm} with parts {digest(algorithm.spec)[:12]}",
+        "dimension": sum(parameter.numel() for parameter in parameters),
+        "dtype": str(parameters[0].dtype).removeprefix("torch."),
+        "parameter shapes": _short(str([list(parameter.shape) for parameter in parameters])),
+        "algorithm": f"{setting.algorithm} with parts {digest(setting.algorithm.spec)[:12]}",
         "schedule": f"{stepsize} with values {_schedule_digest(stepsize, graph.agents)}",
     }
 
@@ -73,6 +68,17 @@ def agree(facts: dict[str, Any], device: torch.device, timeout: float) -> None:
         )
 
 
+def require_same(
+    expected: Mapping[str, Any], saved: Mapping[str, Any], how: str, remedy: str = ""
+) -> None:
+    """Raise unless something was saved under these facts; how: what was saved in which way."""
+    for name, value in expected.items():
+        if saved.get(name) != value:
+            raise DistributedError(
+                f"{how} with {name} {saved.get(name)!r}, but this training has {value!r}{remedy}"
+            )
+
+
 def gather(own: Tensor, device: torch.device, timeout: float, purpose: str) -> list[Tensor]:
     """Every agent's tensor, in the order of agents, on the CPU."""
     sheets = [torch.empty_like(own, device=device) for _ in range(dist.get_world_size())]
@@ -86,7 +92,7 @@ def finish(start: Any, timeout: float, purpose: str) -> None:
         start().wait(timedelta(seconds=timeout))
     except RuntimeError:
         raise PeerLost(
-            f"{purpose} did not come to an end within {timeout:g} s: not all agents took part",
+            f"{purpose} timed out after {timeout:g} s: not all agents took part",
             None,
             0,
         ) from None
@@ -100,10 +106,6 @@ def _schedule_digest(stepsize: Stepsize, agents: int) -> str:
         for agent in range(agents)
     ]
     return hashlib.sha256(repr(values).encode()).hexdigest()[:12]
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    return int(torch.Size(shape).numel())
 
 
 def _short(text: str) -> str:

@@ -7,12 +7,13 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.utils import vector_to_parameters
 
 from sottovoce.distributed.arithmetic import Arithmetic
 from sottovoce.distributed.checkpoint import Checkpoint, Checkpoints
 from sottovoce.distributed.exchange import Exchange
 from sottovoce.distributed.frames import DTYPES, all_finite
-from sottovoce.distributed.handshake import agree, shared_facts
+from sottovoce.distributed.handshake import agree, require_same, shared_facts
 from sottovoce.distributed.recording import AgentRecorder
 from sottovoce.distributed.streams import AgentStreams
 from sottovoce.errors import DistributedError
@@ -84,31 +85,21 @@ class DecentralizedSGD(torch.optim.Optimizer):
         self._failure: str | None = None
         self._parameters = [p for group in self.param_groups for p in group["params"]]
         self._lay_flat()
-        self._facts = shared_facts(
-            self.algorithm,
-            self.graph,
-            self.stepsize,
-            [tuple(p.shape) for p in self._parameters],
-            self.state_vector.dtype,
-        )
+        setting = Setting(self.graph, self.algorithm, self.stepsize, private_start)
+        self._facts = shared_facts(setting, self._parameters)
         device = self.state_vector.device
         self.exchange_device = device if _has_own_transport(device) else torch.device("cpu")
         agree(self._facts, self.exchange_device, max(timeout, _START))
         self.streams = AgentStreams(self.agent, insecure_seed, device, len(self.state_vector))
-        setting = Setting(self.graph, self.algorithm, self.stepsize, private_start)
         self._recorder = AgentRecorder(self.agent, setting, self.state_vector) if record else None
         if private_start:
             jitter = self.streams.normal(
                 "start", 0, len(self.state_vector), self.state_vector.dtype
             )
             self.state_vector.add_(jitter[0, 0].mul_(private_start))
+        neighbours = self.graph.neighbours(self.agent)
         self._exchange = Exchange(
-            self.agent,
-            self.graph.neighbours(self.agent),
-            len(self.state_vector),
-            self.state_vector.dtype,
-            self.exchange_device,
-            timeout,
+            self.agent, neighbours, self.state_vector, self.exchange_device, timeout
         )
         state = self.state_vector.view(1, 1, -1)
         routes = self.graph.routes(self.agent).to(device)
@@ -205,13 +196,7 @@ class DecentralizedSGD(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the round of a `state_dict` of the same training; all agents must do so."""
-        saved = state_dict.get("shared", {})
-        for name, expected in self._facts.items():
-            if saved.get(name) != expected:
-                raise DistributedError(
-                    f"the state was saved with {name} {saved.get(name)!r}, but this training has "
-                    f"{expected!r}"
-                )
+        require_same(self._facts, state_dict.get("shared", {}), "the state was saved")
         super().load_state_dict(state_dict)
         self.param_groups[:] = [_Group(group) for group in self.param_groups]
         self.round = int(state_dict["round"])
@@ -225,8 +210,8 @@ class DecentralizedSGD(torch.optim.Optimizer):
         options = sorted(set(param_group) - {"params", "param_names"})
         if options:
             raise DistributedError(
-                f"a parameter group has the options {', '.join(options)}; all parameters share the "
-                "one agreed stepsize, so groups may hold parameters alone"
+                f"a parameter group has the options {', '.join(options)}; groups may hold "
+                "only parameters, because all parameters share one stepsize"
             )
         super().add_param_group(param_group)
         self.param_groups[-1] = _Group(self.param_groups[-1])
@@ -247,20 +232,15 @@ class DecentralizedSGD(torch.optim.Optimizer):
                 f"the parameters are {found}; accepted: all float32 or all float64, on one device"
             )
         self.state_vector = torch.cat([p.detach().reshape(-1) for p in self._parameters])
-        self._addresses: list[int] = []
-        at = 0
-        for parameter in self._parameters:
-            place = slice(at, at + parameter.numel())
-            parameter.data = self.state_vector[place].view(parameter.shape)
-            self._addresses.append(parameter.data_ptr())
-            at = place.stop
+        vector_to_parameters(self.state_vector, self._parameters)
+        self._addresses = [parameter.data_ptr() for parameter in self._parameters]
 
     def _gradients(self, round: int) -> list[Tensor | None]:
         """Every parameter's gradient as a vector, all finite."""
         for parameter, address in zip(self._parameters, self._addresses, strict=True):
             if parameter.data_ptr() != address:
                 raise DistributedError(
-                    "a parameter was given other memory after the optimizer was created (by "
+                    "the storage of a parameter changed after the optimizer was created (by "
                     "model.to() or assignment); move the model first, then create the optimizer"
                 )
         found = [None if p.grad is None else p.grad.reshape(-1) for p in self._parameters]
@@ -276,7 +256,9 @@ class DecentralizedSGD(torch.optim.Optimizer):
         exchange, arithmetic, recorder = self._exchange, self._arithmetic, self._recorder
         if recorder:
             recorder.keep("states", self.state_vector)
-            recorder.keep("gradients", self._flat(gradients))
+            found = zip(self._parameters, gradients, strict=True)
+            whole = [p.new_zeros(p.numel()) if g is None else g for p, g in found]
+            recorder.keep("gradients", torch.cat(whole))
         for inner in range(self.algorithm.exchanges):
             message = self._number(Clock(round, inner))
             exchange.open(message)
@@ -294,8 +276,8 @@ class DecentralizedSGD(torch.optim.Optimizer):
                 assert arithmetic.step is not None
                 if not inner:
                     recorder.keep("steps", arithmetic.step)
-                recorder.keep("sent", [exchange.sent(i) for i in exchange.neighbours])
-                recorder.keep("received", [exchange.received(j) for j in exchange.neighbours])
+                recorder.keep("sent", [one.numbers() for one in exchange.outbox.values()])
+                recorder.keep("received", [one.numbers() for one in exchange.inbox.values()])
             arithmetic.apply()
         if recorder:
             recorder.finished(round)
@@ -303,14 +285,6 @@ class DecentralizedSGD(torch.optim.Optimizer):
     def _number(self, at: Clock) -> int:
         """The number of an exchange, from 1 on, which its messages carry."""
         return (at.round - 1) * self.algorithm.exchanges + at.inner + 1
-
-    def _flat(self, gradients: list[Tensor | None]) -> Tensor:
-        return torch.cat(
-            [
-                p.new_zeros(p.numel()) if gradient is None else gradient
-                for p, gradient in zip(self._parameters, gradients, strict=True)
-            ]
-        )
 
     def _checkpoints(self, folder: str | Path) -> Checkpoints:
         return Checkpoints(folder, self.agent, self._facts, diameter(self.graph.mixing))

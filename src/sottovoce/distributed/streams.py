@@ -11,7 +11,7 @@ from sottovoce.errors import DistributedError
 from sottovoce.randomness import CipherStreams, Streams
 
 WORTH_A_THREAD = 1 << 15
-"""Fewer numbers are drawn sooner than another thread is woken."""
+"""Below this count drawing is faster than waking another thread."""
 
 _Request = tuple[str, float | None, torch.dtype]
 """Purpose, standard deviation (None for uniform numbers) and type."""
@@ -60,9 +60,6 @@ class AgentStreams(Streams):
 
     def __repr__(self) -> str:
         return f"AgentStreams(agent={self.agents[0]})"
-
-    def part(self, runs: slice, agents: slice) -> "AgentStreams":
-        return self
 
     def renumbered(self, agents: Sequence[int]) -> Streams:
         if not self._seeded:

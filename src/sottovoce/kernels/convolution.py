@@ -1,9 +1,9 @@
 """Convolutions of many replicas at once, each with weights of its own, and their gradients.
 
 3x3 "same" convolutions with stride 1 over channels-last images (replicas, images, H, W, channels),
-H and W even, fused with bias, activation and 2x2 max pool on the way up and with their derivatives
-on the way down. Patches are never stored. On a GPU with Triton these are kernels; elsewhere plain
-torch computes the same, which is also what the kernels are tested against.
+H and W even, fused with bias, activation and 2x2 max pool in the forward pass and with their
+derivatives in the backward pass. Patches are never stored. On a GPU with Triton these are kernels;
+elsewhere plain torch computes the same, which is also what the kernels are tested against.
 
 A max pool's `index` says which of the four entries of a window was the largest (0 to 3, by rows).
 Sums are float32 at least, whatever type the images have.
@@ -48,7 +48,9 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor, after: After) -> tuple[Ten
     (replicas, images, outputs, H', W') if `after.flat`.
     """
     if usable(x.device):
-        return _convolve_by_kernel(x, weight, bias, after)
+        out, index = _outputs(x, weight.shape[-1], x.shape[2], x.shape[3], after)
+        _launch(x, weight, bias, None, index, out, after, total=False)
+        return out, index
     return _finish(_plain(x, weight) + bias[:, None, None, None], after, x.dtype)
 
 
@@ -59,10 +61,22 @@ def convolve_first(
 
     x: (replicas, images, inputs, H, W); weight: (replicas, outputs, inputs, 3, 3).
     """
-    if usable(x.device):
-        return _convolve_first_by_kernel(x, weight, bias, after)
-    z = _plain(x.permute(0, 1, 3, 4, 2), forward_weight(weight, x.dtype))
-    return _finish(z + bias[:, None, None, None], after, x.dtype)
+    if not usable(x.device):
+        return convolve(x.permute(0, 1, 3, 4, 2), forward_weight(weight, x.dtype), bias, after)
+    from sottovoce.kernels.device import convolution as device
+
+    replicas, images, inputs, H, W = x.shape
+    outputs = weight.shape[1]
+    out, index = _outputs(x, outputs, H, W, after)
+    block, warps = _FIRST
+    grid = (_ceil(images * H * W // 4, block), replicas)
+    device.convolve_first[grid](
+        x, weight, bias, index, out, images,
+        weight.stride(0), bias.stride(0), x.stride(0), out.stride(0),
+        H, W, inputs, outputs, _taps(inputs), after.activation, after.pool, after.flat, "tf32",
+        block, num_warps=warps,
+    )  # fmt: skip
+    return out, index
 
 
 def input_gradient(
@@ -75,7 +89,10 @@ def input_gradient(
     `index` it takes, the gradient goes back to (replicas, images, 2H, 2W, inputs).
     """
     if usable(dz.device):
-        return _input_gradient_by_kernel(dz, weight, lower, index, after, total)
+        replicas, images, H, W, inputs = lower.shape
+        scale = 1 if index is None else 2
+        out = dz.new_empty(replicas, images, scale * H, scale * W, inputs)
+        return out, _launch(dz, weight, None, lower, index, out, after, total)
     gradient = _plain(dz, weight) * slope(lower, after.activation)
     added = gradient.sum((1, 2, 3)) if total else None
     return (gradient if index is None else _spread(gradient, index)), added
@@ -86,10 +103,18 @@ def weight_gradient(x: Tensor, dz: Tensor, out: Tensor) -> None:
 
     x: (replicas, images, H, W, inputs); dz: (replicas, images, H, W, outputs).
     """
+    replicas, images, H, W, inputs = x.shape
     if usable(x.device):
-        _weight_gradient_by_kernel(x, dz, out)
+        from sottovoce.kernels.device import weights as device
+
+        outputs = dz.shape[-1]
+        block, warps, stages = _weight_tiling(outputs, x.dtype)
+        device.weight_gradient[(3, replicas)](
+            x, dz, out, images, x.stride(0), dz.stride(0), out.stride(0),
+            H, W, inputs, outputs, outputs < 64, "tf32", block,
+            num_warps=warps, num_stages=stages,
+        )  # fmt: skip
         return
-    H, W = x.shape[2:4]
     padded = pad(x, (0, 0, 1, 1, 1, 1))
     for dy in range(3):
         for dx in range(3):
@@ -102,11 +127,23 @@ def first_weight_gradient(x: Tensor, dz: Tensor, out: Tensor, bias: Tensor) -> N
 
     x: (replicas, images, inputs, H, W); bias: (replicas, outputs) rows of any stride.
     """
-    if usable(x.device):
-        _first_weight_gradient_by_kernel(x, dz, out, bias)
-    else:
+    if not usable(x.device):
         weight_gradient(x.permute(0, 1, 3, 4, 2), dz, out)
         bias.copy_(dz.sum((1, 2, 3)))
+        return
+    from sottovoce.kernels.device import weights as device
+
+    replicas, images, inputs, H, W = x.shape
+    outputs, taps = dz.shape[-1], _taps(inputs)
+    parts, block, warps, stages = _FIRST_WEIGHT
+    partial = x.new_empty(replicas, parts, outputs, taps, dtype=torch.float32)
+    device.first_weight_gradient[(parts, replicas)](
+        x, dz, partial, images, x.stride(0), dz.stride(0),
+        H, W, inputs, outputs, taps, "tf32", block, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    added = partial.sum(1)
+    out.copy_(added[..., : 9 * inputs].unflatten(-1, (inputs, 3, 3)))
+    bias.copy_(added[..., 9 * inputs])
 
 
 def unflatten(
@@ -118,7 +155,19 @@ def unflatten(
     (replicas, images, H, W, channels), or (.., 2H, 2W, ..) behind a max pool.
     """
     if usable(gradient.device):
-        return _unflatten_by_kernel(gradient, outputs, index, after)
+        from sottovoce.kernels.device import pointwise as device
+
+        replicas, images, channels, H, W = outputs.shape
+        wide = 1 if index is None else 2
+        dz = outputs.new_empty(replicas, images, wide * H, wide * W, channels)
+        block, warps = _UNPOOL
+        grid = (_ceil(images * H * W, block), replicas)
+        added = outputs.new_empty(replicas, grid[0], channels, dtype=torch.float32)
+        device.unpool[grid](
+            gradient, outputs, index, dz, added, images,
+            H, W, channels, after.activation, index is not None, block, num_warps=warps,
+        )  # fmt: skip
+        return dz, added.sum(1)
     dz = (gradient * slope(outputs, after.activation)).permute(0, 1, 3, 4, 2)
     total = dz.sum((1, 2, 3))
     if index is None:
@@ -131,10 +180,20 @@ def outer(left: Tensor, right: Tensor, out: Tensor) -> None:
 
     left: (replicas, samples, n); right: (replicas, samples, k); out: (replicas, n, k).
     """
-    if usable(left.device):
-        _outer_by_kernel(left, right, out)
-    else:
+    if not usable(left.device):
         out.copy_(left.mT @ right)
+        return
+    from sottovoce.kernels.device import weights as device
+
+    replicas, samples, n = left.shape
+    k = right.shape[-1]
+    block_n, block_k, warps, stages = _OUTER
+    grid = (_ceil(n, block_n) * _ceil(k, block_k), replicas)
+    device.outer[grid](
+        left, right, out, samples, out.stride(0), n, k, "tf32",
+        block_n, block_k, 64 if left.dtype != torch.float32 else 32,
+        num_warps=warps, num_stages=stages,
+    )  # fmt: skip
 
 
 def convert(rows: Tensor, dtype: torch.dtype) -> Tensor:
@@ -202,44 +261,37 @@ def _spread(gradient: Tensor, index: Tensor) -> Tensor:
     return spread.permute(0, 1, 2, 5, 3, 6, 4).flatten(4, 5).flatten(2, 3).contiguous()
 
 
-def _convolve_by_kernel(
-    x: Tensor, weight: Tensor, bias: Tensor, after: After
-) -> tuple[Tensor, Tensor | None]:
+def _launch(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    lower: Tensor | None,
+    index: Tensor | None,
+    out: Tensor,
+    after: After,
+    total: bool,
+) -> Tensor | None:
+    """Convolve into `out`: forward with `bias`, else backward to `lower`, with its total if asked.
+
+    index: where the max pool's places are written, or in the backward pass read.
+    """
     from sottovoce.kernels.device import convolution as device
 
     replicas, images, H, W, inputs = x.shape
-    outputs = weight.shape[-1]
-    out, index = _outputs(x, outputs, H, W, after)
+    outputs, backward = weight.shape[-1], bias is None
     wide, block, tiles, warps, stages = _tiling(inputs, outputs, x.dtype)
     kernel = device.convolve_wide if wide else device.convolve
     weight = _widened(weight) if wide else weight
     grid = (_ceil(images * H * W // 4, block * tiles), replicas)
+    added = x.new_empty(replicas, grid[0], outputs, dtype=torch.float32) if total else None
+    bias, lower = x if bias is None else bias, x if lower is None else lower
     kernel[grid](
-        x, weight, bias, x, index, out, None, images,
-        bias.stride(0), x.stride(0), out.stride(0), 0,
-        H, W, inputs, outputs, after.activation, after.pool, False, after.flat, False, "tf32",
-        block, tiles, num_warps=warps, num_stages=stages,
+        x, weight, bias, lower, index, out, added, images,
+        bias.stride(0), x.stride(0), out.stride(0), lower.stride(0),
+        H, W, inputs, outputs, after.activation, index is not None, backward, after.flat,
+        total, "tf32", block, tiles, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    return out, index
-
-
-def _convolve_first_by_kernel(
-    x: Tensor, weight: Tensor, bias: Tensor, after: After
-) -> tuple[Tensor, Tensor | None]:
-    from sottovoce.kernels.device import convolution as device
-
-    replicas, images, inputs, H, W = x.shape
-    outputs = weight.shape[1]
-    out, index = _outputs(x, outputs, H, W, after)
-    block, warps = _FIRST
-    grid = (_ceil(images * H * W // 4, block), replicas)
-    device.convolve_first[grid](
-        x, weight, bias, index, out, images,
-        weight.stride(0), bias.stride(0), x.stride(0), out.stride(0),
-        H, W, inputs, outputs, _taps(inputs), after.activation, after.pool, after.flat, "tf32",
-        block, num_warps=warps,
-    )  # fmt: skip
-    return out, index
+    return None if added is None else added.sum(1)
 
 
 def _outputs(x: Tensor, outputs: int, H: int, W: int, after: After) -> tuple[Tensor, Tensor | None]:
@@ -250,96 +302,12 @@ def _outputs(x: Tensor, outputs: int, H: int, W: int, after: After) -> tuple[Ten
     return out, torch.empty_like(out, dtype=torch.uint8) if after.pool else None
 
 
-def _input_gradient_by_kernel(
-    dz: Tensor, weight: Tensor, lower: Tensor, index: Tensor | None, after: After, total: bool
-) -> tuple[Tensor, Tensor | None]:
-    from sottovoce.kernels.device import convolution as device
-
-    replicas, images, H, W, outputs = dz.shape
-    inputs = weight.shape[-1]
-    scale = 1 if index is None else 2
-    out = dz.new_empty(replicas, images, scale * H, scale * W, inputs)
-    wide, block, tiles, warps, stages = _tiling(outputs, inputs, dz.dtype)
-    kernel = device.convolve_wide if wide else device.convolve
-    weight = _widened(weight) if wide else weight
-    grid = (_ceil(images * H * W // 4, block * tiles), replicas)
-    added = dz.new_empty(replicas, grid[0], inputs, dtype=torch.float32) if total else None
-    kernel[grid](
-        dz, weight, dz, lower, index, out, added, images,
-        0, dz.stride(0), out.stride(0), lower.stride(0),
-        H, W, outputs, inputs, after.activation, index is not None, True, False, total, "tf32",
-        block, tiles, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
-    return out, None if added is None else added.sum(1)
-
-
-def _weight_gradient_by_kernel(x: Tensor, dz: Tensor, out: Tensor) -> None:
-    from sottovoce.kernels.device import weights as device
-
-    replicas, images, H, W, inputs = x.shape
-    outputs = dz.shape[-1]
-    block, warps, stages = _weight_tiling(inputs, outputs, x.dtype)
-    device.weight_gradient[(3, replicas)](
-        x, dz, out, images, x.stride(0), dz.stride(0), out.stride(0),
-        H, W, inputs, outputs, outputs < 64, "tf32", block,
-        num_warps=warps, num_stages=stages,
-    )  # fmt: skip
-
-
-def _first_weight_gradient_by_kernel(x: Tensor, dz: Tensor, out: Tensor, bias: Tensor) -> None:
-    from sottovoce.kernels.device import weights as device
-
-    replicas, images, inputs, H, W = x.shape
-    outputs, taps = dz.shape[-1], _taps(inputs)
-    parts, block, warps, stages = _FIRST_WEIGHT
-    partial = x.new_empty(replicas, parts, outputs, taps, dtype=torch.float32)
-    device.first_weight_gradient[(parts, replicas)](
-        x, dz, partial, images, x.stride(0), dz.stride(0),
-        H, W, inputs, outputs, taps, "tf32", block, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
-    added = partial.sum(1)
-    out.copy_(added[..., : 9 * inputs].unflatten(-1, (inputs, 3, 3)))
-    bias.copy_(added[..., 9 * inputs])
-
-
-def _unflatten_by_kernel(
-    gradient: Tensor, outputs: Tensor, index: Tensor | None, after: After
-) -> tuple[Tensor, Tensor]:
-    from sottovoce.kernels.device import pointwise as device
-
-    replicas, images, channels, H, W = outputs.shape
-    wide = 1 if index is None else 2
-    dz = outputs.new_empty(replicas, images, wide * H, wide * W, channels)
-    block, warps = _UNPOOL
-    grid = (_ceil(images * H * W, block), replicas)
-    total = outputs.new_empty(replicas, grid[0], channels, dtype=torch.float32)
-    device.unpool[grid](
-        gradient, outputs, index, dz, total, images,
-        H, W, channels, after.activation, index is not None, block, num_warps=warps,
-    )  # fmt: skip
-    return dz, total.sum(1)
-
-
-def _outer_by_kernel(left: Tensor, right: Tensor, out: Tensor) -> None:
-    from sottovoce.kernels.device import weights as device
-
-    replicas, samples, n = left.shape
-    k = right.shape[-1]
-    block_n, block_k, warps, stages = _OUTER
-    grid = (_ceil(n, block_n) * _ceil(k, block_k), replicas)
-    device.outer[grid](
-        left, right, out, samples, out.stride(0), n, k, "tf32",
-        block_n, block_k, 64 if left.dtype != torch.float32 else 32,
-        num_warps=warps, num_stages=stages,
-    )  # fmt: skip
-
-
 _FIRST = (64, 2)
 _FIRST_WEIGHT = (4, 128, 4, 2)
 _OUTER = (64, 128, 4, 2)
 _UNPOOL = (32, 4)
 _CONVERT = (2048, 4)
-"""Block sizes, warps and pipeline stages that were the quickest on an H200."""
+"""Block sizes, warps and pipeline stages that were the fastest on an H200."""
 
 
 def _tiling(inputs: int, outputs: int, dtype: torch.dtype) -> tuple[bool, int, int, int, int]:
@@ -349,7 +317,7 @@ def _tiling(inputs: int, outputs: int, dtype: torch.dtype) -> tuple[bool, int, i
     return False, 64, 4 if inputs * outputs >= 4096 else 1, 4, 1
 
 
-def _weight_tiling(inputs: int, outputs: int, dtype: torch.dtype) -> tuple[int, int, int]:
+def _weight_tiling(outputs: int, dtype: torch.dtype) -> tuple[int, int, int]:
     """Pairs of pixels at once, warps and pipeline stages."""
     if dtype == torch.float32:
         return 32, 4, 2

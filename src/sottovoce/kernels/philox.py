@@ -19,7 +19,7 @@ _WORD = 0xFFFFFFFF
 _BLOCK = 256
 
 
-def words(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: int) -> tuple[Tensor, ...]:
+def words(counter: Sequence[Tensor], key: int) -> tuple[Tensor, ...]:
     """The four random words of each counter, as int64 tensors with values below 2**32."""
     c0, c1, c2, c3 = counter
     k0, k1 = key & _WORD, (key >> 32) & _WORD
@@ -41,15 +41,19 @@ def uniform(
     device: torch.device,
 ) -> Tensor:
     """`count` numbers in [0, 1) for each run and agent: (runs, agents, count)."""
+    stored = blocks(count, dtype)
     if usable(device) and tuple(agents) == tuple(range(agents[0], agents[0] + len(agents))):
-        return _uniform_by_kernel(runs, agents, count, dtype, key, round, device)
+        from sottovoce.kernels.device.random import fill
+
+        out = torch.empty(len(runs), len(agents), count, dtype=dtype, device=device)
+        grid = (len(runs) * len(agents), -(-stored // _BLOCK))
+        double, first = dtype == torch.float64, (runs.start, agents[0])
+        fill[grid](out, key, round, *first, count, stored, len(agents), double, _BLOCK)
+        return out
     run = torch.arange(runs.start, runs.stop, device=device)[:, None, None]
     agent = torch.tensor(agents, device=device)[:, None]
-    stored = blocks(count, dtype)
-    block = torch.arange(stored, device=device)
-    shape = (len(runs), len(agents), stored)
-    counter = (block, agent, run, torch.tensor(round, device=device))
-    found = words(tuple(part.expand(shape) for part in counter), key)  # type: ignore[arg-type]
+    counter = (torch.arange(stored, device=device), agent, run, torch.tensor(round, device=device))
+    found = words(torch.broadcast_tensors(*counter), key)
     if dtype == torch.float32:
         numbers = [(word >> 9).to(dtype) * 2.0**-23 for word in found]
     else:
@@ -68,23 +72,3 @@ def _product(word: Tensor, factor: int) -> tuple[Tensor, Tensor]:
     low = word * (factor & 0xFFFF)
     high = word * (factor >> 16) + (low >> 16)
     return high >> 16, (high << 16 | low & 0xFFFF) & _WORD
-
-
-def _uniform_by_kernel(
-    runs: range,
-    agents: Sequence[int],
-    count: int,
-    dtype: torch.dtype,
-    key: int,
-    round: int,
-    device: torch.device,
-) -> Tensor:
-    from sottovoce.kernels.device.random import fill
-
-    out = torch.empty(len(runs), len(agents), count, dtype=dtype, device=device)
-    stored = blocks(count, dtype)
-    grid = (len(runs) * len(agents), -(-stored // _BLOCK))
-    double = dtype == torch.float64
-    first = (runs.start, agents[0])
-    fill[grid](out, key, round, *first, count, stored, len(agents), double, _BLOCK)
-    return out

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from sottovoce.errors import AlgorithmError
 from sottovoce.mechanisms.mechanism import Mechanism
@@ -88,12 +88,12 @@ def parse_algorithm(text: str) -> Mechanism:
     made = [_made(one, text) for one in text.split("+")]
     chains = [one for one in made if isinstance(one, Mechanism)]
     parts = tuple(one for one in made if isinstance(one, Part))
-    if not parts:
-        return chains[0] if len(chains) == 1 else _refuse(text)
+    if len(chains) > 1:
+        _refuse(text)
     if not chains:
         return Mechanism(text, parts)
-    if len(chains) > 1:
-        return _refuse(text)
+    if not parts:
+        return chains[0]
     return replace(chains[0], name=text, parts=(*parts, *chains[0].parts))
 
 
@@ -137,12 +137,12 @@ def _made(text: str, whole: str) -> Mechanism | Part:
     name, *options = text.split(":")
     maker = ALGORITHMS.get(name) or PARTS.get(name)
     if maker is None:
-        return _refuse(whole)
+        _refuse(whole)
     found: Mechanism | Part = _called(maker, options, whole)
     return found
 
 
-def _refuse(text: str) -> Mechanism:
+def _refuse(text: str) -> NoReturn:
     raise AlgorithmError(
         f"the algorithm {text!r} is not known; accepted: {', '.join(ALGORITHMS)} with options as "
         f"in noisy-dsgd:0.01 or zero-sum:0.1:equal, parts joined to one ({', '.join(PARTS)}) as in "
@@ -176,7 +176,7 @@ def _from_file(file: Path, name: str, options: list[str], text: str) -> Mechanis
     if callable(found):
         found = _called(found, options, text)
     elif options:
-        raise AlgorithmError(f"{text!r} gives options to {name}, which is no function")
+        raise AlgorithmError(f"{text!r} gives options to {name}, which is not a function")
     if not isinstance(found, Mechanism):
         raise AlgorithmError(
             f"{name} in {file} is {type(found).__name__}; accepted: a Mechanism, or a function "

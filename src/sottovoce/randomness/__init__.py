@@ -34,7 +34,7 @@ def private_streams(
 ) -> Streams:
     """Streams keyed by the operating system, or by `insecure_seed` for a study to be repeated.
 
-    On a GPU the simulator draws from a Philox generator instead of the cipher: quick, but no
+    On a GPU the simulator draws from a Philox generator instead of the cipher: fast, but no
     protection against prediction. A simulator holds every agent's secrets in one process
     anyway; an agent of its own (`sottovoce.distributed`) always uses the cipher.
     """

@@ -1,9 +1,8 @@
 """Private numbers from AES-256 in counter mode, under a key of the operating system."""
 
-import os
 from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.errors import SottovoceError
-from sottovoce.randomness.streams import Streams, digest, to_normal
+from sottovoce.randomness.streams import Streams, digest, master_key, to_normal
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers import CipherContext
@@ -76,29 +75,24 @@ class CipherStreams(Streams):
         self, runs: range, agents: Sequence[int], insecure_seed: int | None = None
     ) -> None:
         super().__init__(runs, agents, torch.device("cpu"))
-        self._master = os.urandom(32) if insecure_seed is None else digest(32, insecure_seed)
-        self._run = np.repeat(np.asarray(runs, dtype=">u4"), len(self.agents))
-        self._agent = np.tile(np.asarray(self.agents, dtype=">u4"), len(runs))
+        self._master = master_key(insecure_seed)
         self._ciphers: dict[_Address, CipherContext] = {}
         self._ahead: dict[_Address, tuple[int, Tensor]] | None = {}
         self._desk = _Desk()
+        self._number()
+
+    def _sharing(self, runs: range, agents: Sequence[int]) -> Self:
+        part = super()._sharing(runs, agents)
+        part._ahead = None
+        part._number()
+        return part
+
+    def _number(self) -> None:
+        """Lay out run and agent of every stream; the ciphers and the desk may be shared."""
+        self._run = np.repeat(np.asarray(self.runs, dtype=">u4"), len(self.agents))
+        self._agent = np.tile(np.asarray(self.agents, dtype=">u4"), len(self.runs))
         # A desk remembers whose counters it holds by number: a reference would make a cycle.
         self._serial = next(_SERIALS)
-
-    def __repr__(self) -> str:
-        return f"CipherStreams(runs={len(self.runs)}, agents={len(self.agents)})"
-
-    def part(self, runs: slice, agents: slice) -> "CipherStreams":
-        return self._sharing(self.runs[runs], self.agents[agents])
-
-    def renumbered(self, agents: Sequence[int]) -> "CipherStreams":
-        return self._sharing(self.runs, agents)
-
-    def _sharing(self, runs: range, agents: Sequence[int]) -> "CipherStreams":
-        part = CipherStreams(runs, agents)
-        part._master, part._ciphers, part._desk = self._master, self._ciphers, self._desk
-        part._ahead = None
-        return part
 
     def uniform(
         self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64

@@ -1,13 +1,12 @@
 """Numbers for studies on a GPU, from a counter-based generator that is not cryptographic."""
 
-import os
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from sottovoce.kernels import philox
-from sottovoce.randomness.streams import Streams, digest, to_normal
+from sottovoce.randomness.streams import Streams, digest, master_key, to_normal
 
 _BLOCK_BYTES = 1 << 28
 """Draws are made in blocks of about this many bytes: many at once are faster on a device."""
@@ -21,28 +20,10 @@ class DeviceStreams(Streams):
     """
 
     def __init__(
-        self,
-        runs: range,
-        agents: Sequence[int],
-        insecure_seed: int | None,
-        device: torch.device,
+        self, runs: range, agents: Sequence[int], insecure_seed: int | None, device: torch.device
     ) -> None:
         super().__init__(runs, agents, device)
-        self._secret = os.urandom(32) if insecure_seed is None else digest(32, insecure_seed)
-
-    def __repr__(self) -> str:
-        return f"DeviceStreams(runs={len(self.runs)}, agents={len(self.agents)})"
-
-    def part(self, runs: slice, agents: slice) -> "DeviceStreams":
-        return self._sharing(self.runs[runs], self.agents[agents])
-
-    def renumbered(self, agents: Sequence[int]) -> "DeviceStreams":
-        return self._sharing(self.runs, agents)
-
-    def _sharing(self, runs: range, agents: Sequence[int]) -> "DeviceStreams":
-        part = DeviceStreams(runs, agents, None, self.device)
-        part._secret = self._secret
-        return part
+        self._secret = master_key(insecure_seed)
 
     def key(self, purpose: str, count: int, dtype: torch.dtype) -> int:
         """The generator's key for rows of `count` numbers of a type."""

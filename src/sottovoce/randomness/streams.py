@@ -1,7 +1,7 @@
 """Where private numbers come from: one independent stream for each run and agent.
 
-A private number (stepsize, mixing coefficient, noise, choice of samples) must be unpredictable for
-whoever saw any number of others. torch's CPU generator is a Mersenne Twister: its future follows
+A private number (stepsize, mixing coefficient, noise, choice of samples) must stay unpredictable to
+an observer of any number of others. torch's CPU generator is a Mersenne Twister: its future follows
 from its outputs, and `seed + rank` gives every agent everybody's numbers. Here they come from
 AES-256 in counter mode under a key of the operating system, each agent process having its own key.
 
@@ -12,9 +12,12 @@ therefore resumes from its round alone.
 
 import hashlib
 import math
+import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from copy import copy
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -23,7 +26,7 @@ from sottovoce.errors import SottovoceError
 
 
 class InsecureSeedWarning(UserWarning):
-    """Whoever knows the seed knows every private number of every agent."""
+    """The seed reveals every private number of every agent to anyone who knows it."""
 
 
 class Streams(ABC):
@@ -34,13 +37,22 @@ class Streams(ABC):
         self.agents = tuple(agents)
         self.device = device
 
-    @abstractmethod
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(runs={len(self.runs)}, agents={len(self.agents)})"
+
     def part(self, runs: slice, agents: slice) -> "Streams":
         """The same numbers for some runs and agents alone."""
+        return self._sharing(self.runs[runs], self.agents[agents])
 
     def renumbered(self, agents: Sequence[int]) -> "Streams":
         """Streams of other numbers in place of the agents', under the same keys."""
-        raise SottovoceError(f"{type(self).__name__} has no numbers that two agents share")
+        return self._sharing(self.runs, agents)
+
+    def _sharing(self, runs: range, agents: Sequence[int]) -> Self:
+        """Streams of other runs and agents that share the keys."""
+        part = copy(self)
+        part.runs, part.agents = runs, tuple(agents)
+        return part
 
     @abstractmethod
     def uniform(
@@ -73,19 +85,24 @@ class Streams(ABC):
 def warn_about_seed() -> None:
     """Say what `insecure_seed` gives away; real agents call this, studies need not."""
     warnings.warn(
-        "insecure_seed makes every private number predictable: whoever knows the seed recovers "
-        "every agent's stepsizes, coefficients and gradients. Use it for studies only.",
+        "insecure_seed makes every private number predictable: anyone who knows the seed can "
+        "compute every agent's stepsizes, coefficients and gradients. Use it for studies only.",
         InsecureSeedWarning,
         stacklevel=3,
     )
 
 
 def require_jitter(private_start: float) -> None:
-    """Refuse a standard deviation of private starting points that is none."""
+    """Raise unless the standard deviation of private starting points is finite and not negative."""
     if not 0 <= private_start < float("inf"):
         raise SottovoceError(
             f"private_start is {private_start}; it must be finite and not negative"
         )
+
+
+def master_key(insecure_seed: int | None) -> bytes:
+    """A key of the operating system, or the one that belongs to a seed."""
+    return os.urandom(32) if insecure_seed is None else digest(32, insecure_seed)
 
 
 def digest(size: int, *parts: object) -> bytes:

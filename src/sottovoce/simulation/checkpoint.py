@@ -3,13 +3,15 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor
 
+from sottovoce.errors import SimulationError
 from sottovoce.graphs import Graph
-from sottovoce.mechanisms import Mechanism
+from sottovoce.mechanisms import Flow, Mechanism
 from sottovoce.problems.base import Problem
 from sottovoce.simulation.options import Options
 from sottovoce.stepsizes import Stepsize
@@ -19,110 +21,114 @@ SECONDS_BETWEEN_CHECKPOINTS = 60.0
 _MEMORY = "memory"
 
 
-def describe(
-    problem: Problem,
-    algorithm: Mechanism,
-    graph: Graph,
-    stepsize: Stepsize,
-    steps: int,
-    runs: range,
-    private_start: float,
-    insecure_seed: int | None,
-) -> dict[str, Any]:
-    """What a simulation computes, as JSON: a result's facts."""
-    return {
-        "problem": problem.describe(),
-        "algorithm": algorithm.spec,
-        "stepsize": stepsize.describe(),
-        "graph": graph.describe(),
-        "steps": steps,
-        "runs": len(runs),
-        **({"first_run": runs.start} if runs.start else {}),
-        "private_start": private_start,
-        "insecure_seed": insecure_seed,
-    }
+Measured = dict[int, dict[str, Tensor]]
+"""What was measured after which round, by name."""
 
 
-def simulation_spec(
-    problem: Problem,
-    algorithm: Mechanism,
-    graph: Graph,
-    stepsize: Stepsize,
-    steps: int,
-    rounds: list[int],
-    options: Options,
-    insecure_seed: int | None,
-) -> dict[str, Any]:
-    """All that decides the numbers of every run, as JSON: what a stored part is found by.
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What a simulation computes, whichever runs of it."""
 
-    rounds: those measured. Recorded rounds count because they are computed message by message.
-    """
-    record = options.record
-    return {
-        "kind": "simulation",
-        "problem": problem.spec,
-        "algorithm": algorithm.spec,
-        "graph": graph.spec,
-        "stepsize": stepsize.spec,
-        "steps": steps,
-        "measured": rounds,
-        "recorded": record and [sorted(record.rounds), sorted(record.runs)],
-        "exact": options.exact,
-        "private_start": options.private_start,
-        "insecure_seed": insecure_seed,
-    }
+    problem: Problem
+    mechanism: Mechanism
+    graph: Graph
+    stepsize: Stepsize
+    steps: int
+    options: Options
+    insecure_seed: int | None
 
+    @cached_property
+    def rounds(self) -> list[int]:
+        """After which rounds to measure, ascending."""
+        if self.options.measure is None:
+            spread = np.geomspace(1, self.steps, 100).round().astype(int)
+            return sorted({0, *spread.tolist()})
+        rounds = sorted(set(self.options.measure))
+        if not rounds or rounds[0] < 0 or rounds[-1] > self.steps:
+            raise SimulationError(
+                f"cannot measure after rounds {rounds[:3]}...{rounds[-1:]}: rounds go from 0 to "
+                f"{self.steps}"
+            )
+        return rounds
 
-@dataclass(frozen=True)
-class Saved:
-    """States (runs, agents, d) after a round, what was measured until then, and what parts keep."""
+    def facts(self, runs: range) -> dict[str, Any]:
+        """What is simulated, as JSON: a result's facts."""
+        return {
+            "problem": self.problem.describe(),
+            "algorithm": self.mechanism.spec,
+            "stepsize": self.stepsize.describe(),
+            "graph": self.graph.describe(),
+            "steps": self.steps,
+            "runs": len(runs),
+            **({"first_run": runs.start} if runs.start else {}),
+            "private_start": self.options.private_start,
+            "insecure_seed": self.insecure_seed,
+        }
 
-    round: int
-    state: Tensor
-    measured: dict[int, dict[str, Tensor]]
-    memory: dict[str, Tensor]
+    @property
+    def spec(self) -> dict[str, Any]:
+        """All that decides the numbers of every run, as JSON: what a stored part is found by.
+
+        Recorded rounds count because they are computed message by message.
+        """
+        record = self.options.record
+        return {
+            "kind": "simulation",
+            "problem": self.problem.spec,
+            "algorithm": self.mechanism.spec,
+            "graph": self.graph.spec,
+            "stepsize": self.stepsize.spec,
+            "steps": self.steps,
+            "measured": self.rounds,
+            "recorded": record and [sorted(record.rounds), sorted(record.runs)],
+            "exact": self.options.exact,
+            "private_start": self.options.private_start,
+            "insecure_seed": self.insecure_seed,
+        }
 
 
 class Checkpoint:
     """The state of one chunk of runs in a store, kept now and then and at the end."""
 
-    def __init__(
-        self, store: Store, spec: Mapping[str, Any], runs: range, device: torch.device
-    ) -> None:
-        self.store, self.runs, self.device = store, runs, device
+    def __init__(self, store: Store, spec: Mapping[str, Any], runs: range) -> None:
+        self.store, self.runs = store, runs
         self.spec = {**spec, "runs": [runs.start, runs.stop]}
         self.saved_at = time.monotonic()
 
-    def load(self) -> Saved | None:
-        """Where the same simulation was stopped, or finished."""
+    def load(self, flow: Flow) -> tuple[int, Measured]:
+        """Put `flow` where the same simulation was stopped, or finished.
+
+        Returns after how many rounds that was, and what was measured until then.
+        """
+        measured: Measured = {}
         if (found := self.store.load(self.spec)) is None:
-            return None
-        tensors = {name: tensor.to(self.device) for name, tensor in found.tensors.items()}
-        state, round = tensors.pop("state"), found.facts["round"]
-        measured: dict[int, dict[str, Tensor]] = {}
-        memory: dict[str, Tensor] = {}
+            return 0, measured
+        tensors = {name: tensor.to(flow.x.device) for name, tensor in found.tensors.items()}
+        flow.x.copy_(tensors.pop("state"))
         for name, tensor in tensors.items():
             at, _, rest = name.partition(".")
-            held = memory if at == _MEMORY else measured.setdefault(int(at), {})
+            held = flow.memory if at == _MEMORY else measured.setdefault(int(at), {})
             held[rest] = tensor
+        round = int(found.facts["round"])
         runs = f"runs {self.runs.start} to {self.runs.stop - 1}"
         done = "all" if round == self.spec["steps"] else "the first"
         self.store.say(f"reused {done} {round} rounds of {runs} from {self.store.folder}")
-        return Saved(round, state, dict(sorted(measured.items())), memory)
+        return round, dict(sorted(measured.items()))
 
-    def maybe_save(self, now: Saved, final: bool) -> None:
-        """Save at the end, and otherwise once a minute."""
-        if final or time.monotonic() - self.saved_at > SECONDS_BETWEEN_CHECKPOINTS:
-            self.save(now)
+    def is_due(self) -> bool:
+        """Whether a minute has passed since the last save; never where nothing is kept."""
+        if self.store.folder is None:
+            return False
+        return time.monotonic() - self.saved_at > SECONDS_BETWEEN_CHECKPOINTS
 
-    def save(self, now: Saved) -> None:
-        """Keep the states, and all that was measured or is remembered."""
+    def save(self, round: int, flow: Flow, measured: Measured) -> None:
+        """Keep the states (runs, agents, d), and all that was measured or is remembered."""
         tensors = {
             f"{at}.{name}": values
-            for at, found in (*now.measured.items(), (_MEMORY, now.memory))
+            for at, found in (*measured.items(), (_MEMORY, flow.memory))
             for name, values in found.items()
         }
-        self.store.save(self.spec, {"state": now.state, **tensors}, {"round": now.round})
+        self.store.save(self.spec, {"state": flow.x, **tensors}, {"round": round})
         self.saved_at = time.monotonic()
 
 

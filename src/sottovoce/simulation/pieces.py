@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -10,10 +9,10 @@ from sottovoce.errors import SimulationError
 from sottovoce.graphs import Graph
 from sottovoce.mechanisms import Mechanism
 from sottovoce.problems.base import Problem
-from sottovoce.simulation.checkpoint import simulation_spec
+from sottovoce.simulation.checkpoint import Task
 from sottovoce.simulation.options import Options
 from sottovoce.simulation.result import Result, join
-from sottovoce.simulation.runner import measured_rounds, simulate
+from sottovoce.simulation.runner import run_task
 from sottovoce.stepsizes import Stepsize
 from sottovoce.storage.store import Store, lock
 
@@ -45,25 +44,19 @@ def simulate_in_pieces(
     """
     if options.record is not None:
         raise SimulationError("pieces keep measurements alone; record messages with simulate")
-    store, rounds = Store.of(options.checkpoint), measured_rounds(steps, options.measure)
-    settings: dict[str, Any] = {
-        "stepsize": stepsize,
-        "steps": steps,
-        "insecure_seed": insecure_seed,
-    }
-    spec = simulation_spec(
-        problem, algorithm, graph, stepsize, steps, rounds, options, insecure_seed
-    )
-    options = replace(options, checkpoint=None, keep_final=False)
+    store = Store.of(options.checkpoint)
+    task = Task(problem, algorithm, graph, stepsize, steps, options, insecure_seed)
+    spec = task.spec
+    task = replace(task, options=replace(options, checkpoint=None, keep_final=False))
     parts = []
     with lock(store.folder):
         for some in runs:
             entry = {**spec, "kind": "piece", "runs": [some.start, some.stop]}
             if (found := store.load(entry)) is not None:
                 final = torch.empty(len(some), graph.agents, 0, dtype=problem.dtype)
-                part = Result(rounds, found.tensors, final, found.facts)
+                part = Result(task.rounds, found.tensors, final, found.facts)
             else:
-                part = simulate(problem, algorithm, graph, runs=some, options=options, **settings)
+                part = run_task(task, some)
                 store.save(entry, part.metrics, part.facts)
             parts.append(part)
     store.report("piece", "pieces")

@@ -1,7 +1,7 @@
 """What a simulation found, with its spread over runs."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +108,9 @@ def join(results: list[Result]) -> Result:
         for name in first.metrics
     }
     transcripts = [result.transcript for result in results if result.transcript]
-    return Result(
-        first.rounds,
-        metrics,
-        torch.cat([result.final for result in results]),
-        first.facts,
-        Transcript.join(transcripts) if transcripts else None,
+    return replace(
+        first,
+        metrics=metrics,
+        final=torch.cat([result.final for result in results]),
+        transcript=Transcript.join(transcripts) if transcripts else None,
     )

@@ -7,10 +7,11 @@ coordinate, they are taken from Wx a few senders at a time.
 """
 
 import warnings
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sottovoce.graphs import Graph
 from sottovoce.kernels import usable
@@ -27,21 +28,31 @@ _BLOCK_NUMBERS = {True: 1 << 15, False: 1 << 24}
 """Shares held at a time on a CPU, whose cache they should not leave, and elsewhere."""
 
 
-class Mixer(Protocol):
-    """Combines states and steps; the coefficients are those of `graph.routes()`."""
+class Mixer(ABC):
+    """Combines states and steps; the coefficients are those of `graph.routes()`.
+
+    state, step, out: (runs, agents, d), `out` not overlapping the others.
+    """
 
     def combine(self, state: Tensor, step: Tensor, out: Tensor, shares: Tensor | None) -> None:
-        """out = W state - B step; `shares` holds B's entries (runs, routes), None means B = I.
+        """out = W state - B step; `shares` holds B's entries (runs, routes), None means B = I."""
+        self.mix(state, out)
+        if shares is None:
+            out.sub_(step)
+        else:
+            self._subtract(shares.to(step.dtype), step, out)
 
-        state, step, out: (runs, agents, d), `out` not overlapping the others.
-        """
-
+    @abstractmethod
     def mix(self, state: Tensor, out: Tensor) -> None:
         """out = W state."""
 
+    @abstractmethod
+    def _subtract(self, shares: Tensor, step: Tensor, out: Tensor) -> None:
+        """out -= B step."""
+
 
 def mixer(graph: Graph, like: Flow) -> Mixer:
-    """The faster of the two for this graph."""
+    """The faster mixer for this graph."""
     runs, dtype, device = len(like.x), like.x.dtype, like.x.device
     density = graph.mixing.nnz / graph.agents**2
     if graph.agents <= _DENSE_AGENTS[device.type == "cpu"] or density > 0.25:
@@ -49,30 +60,30 @@ def mixer(graph: Graph, like: Flow) -> Mixer:
     return SparseMixer(graph, runs, dtype, device)
 
 
-class DenseMixer:
+class DenseMixer(Mixer):
     """Batched matrix products with (agents, agents) matrices."""
 
     def __init__(self, graph: Graph, runs: int, dtype: torch.dtype, device: torch.device) -> None:
         routes = graph.routes().to(device)
         self._entries = (routes.receiver, routes.sender)
         mixing = torch.from_numpy(graph.mixing.toarray()).to(device, dtype)
-        self._mixing = mixing.expand(runs, -1, -1)
+        self.mixing = mixing.expand(runs, -1, -1)
         self._splitting = torch.zeros(runs, graph.agents, graph.agents, dtype=dtype, device=device)
 
-    def combine(self, state: Tensor, step: Tensor, out: Tensor, shares: Tensor | None) -> None:
-        self.mix(state, out)
-        if shares is None:
-            out.sub_(step)
-            return
+    def splitting(self, shares: Tensor) -> Tensor:
+        """B, (runs, agents, agents), overwritten by the next one."""
         receiver, sender = self._entries
-        self._splitting[:, receiver, sender] = shares.to(step.dtype)
-        out.baddbmm_(self._splitting, step, alpha=-1.0)
+        self._splitting[:, receiver, sender] = shares
+        return self._splitting
 
     def mix(self, state: Tensor, out: Tensor) -> None:
-        torch.bmm(self._mixing, state, out=out)
+        torch.bmm(self.mixing, state, out=out)
+
+    def _subtract(self, shares: Tensor, step: Tensor, out: Tensor) -> None:
+        out.baddbmm_(self.splitting(shares), step, alpha=-1.0)
 
 
-class SparseMixer:
+class SparseMixer(Mixer):
     """One sparse product over all runs: the block-diagonal matrix of runs x (agents, agents)."""
 
     def __init__(self, graph: Graph, runs: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -80,9 +91,7 @@ class SparseMixer:
         ends = torch.from_numpy(graph.mixing.indptr[1:]).long()
         columns = torch.from_numpy(graph.mixing.indices).long()
         run = torch.arange(runs)[:, None]
-        self._rows = torch.cat(
-            [torch.zeros(1, dtype=torch.long), (ends + entries * run).flatten()]
-        ).to(device)
+        self._rows = pad((ends + entries * run).flatten(), (1, 0)).to(device)
         self._columns = (columns + agents * run).flatten().to(device)
         weight = torch.from_numpy(graph.mixing.data).to(device, dtype)
         self._mixing = self._matrix(weight.repeat(runs), agents * runs)
@@ -94,18 +103,14 @@ class SparseMixer:
                 self._rows, self._columns, values, (size, size), check_invariants=False
             )
 
-    def combine(self, state: Tensor, step: Tensor, out: Tensor, shares: Tensor | None) -> None:
-        self.mix(state, out)
-        flat_step, flat_out = step.flatten(0, 1), out.flatten(0, 1)
-        if shares is None:
-            flat_out.sub_(flat_step)
-            return
-        splitting = self._matrix(shares.to(step.dtype).flatten(), len(flat_step))
-        torch.addmm(flat_out, splitting, flat_step, alpha=-1.0, out=flat_out)
-
     def mix(self, state: Tensor, out: Tensor) -> None:
-        flat_state, flat_out = state.flatten(0, 1), out.flatten(0, 1)
-        torch.addmm(flat_out, self._mixing, flat_state, beta=0.0, out=flat_out)
+        flat = out.flatten(0, 1)
+        torch.addmm(flat, self._mixing, state.flatten(0, 1), beta=0.0, out=flat)
+
+    def _subtract(self, shares: Tensor, step: Tensor, out: Tensor) -> None:
+        flat, flat_step = out.flatten(0, 1), step.flatten(0, 1)
+        splitting = self._matrix(shares.flatten(), len(flat_step))
+        torch.addmm(flat, splitting, flat_step, alpha=-1.0, out=flat)
 
 
 def backend(mechanism: Mechanism, graph: Graph, like: Flow) -> Gather:
@@ -206,10 +211,7 @@ class Kernel:
         return cls(mechanism, graph, like)
 
     def __init__(self, mechanism: Mechanism, graph: Graph, like: Flow) -> None:
-        self._entries = (like.routes.receiver, like.routes.sender)
-        mixing = torch.from_numpy(graph.mixing.toarray())
-        self._mixing = mixing.to(like.x.device, torch.float32)
-        self._splitting = self._mixing.new_zeros(len(like.x), *mixing.shape)
+        self._dense = DenseMixer(graph, len(like.x), torch.float32, like.x.device)
         self._mechanism, self._public = mechanism, _Public(mechanism, like)
 
     def advance_(self, flow: Flow, bad_round: Tensor) -> None:
@@ -220,11 +222,8 @@ class Kernel:
         """
         for part in self._mechanism.at("gradient"):
             part(flow)
-        splitting, shares = None, self._public.coefficients(flow)
-        if shares is not None:
-            receiver, sender = self._entries
-            self._splitting[:, receiver, sender] = shares.float()
-            splitting = self._splitting
+        shares = self._public.coefficients(flow)
+        splitting = None if shares is None else self._dense.splitting(shares.float())
         streams, round = flow.streams, flow.at.round
         assert isinstance(streams, DeviceStreams)
         interval = flow.stepsize.common_interval(round)
@@ -233,4 +232,4 @@ class Kernel:
             interval = (1.0, 1.0)
         key = streams.key("stepsize", flow.x.shape[-1], flow.x.dtype)
         factors = Factors(interval, key, round, streams.runs)
-        mix_(flow.x, flow.s, self._mixing, splitting, bad_round, factors)
+        mix_(flow.x, flow.s, self._dense.mixing[0], splitting, bad_round, factors)

@@ -1,11 +1,8 @@
 """All agents and all runs of an algorithm in one tensor (runs, agents, d) on one machine."""
 
 import math
-from collections.abc import Collection
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,18 +13,12 @@ from sottovoce.mechanisms.flow import Clock, Flow
 from sottovoce.mechanisms.reference import by_messages, exchange, take_step
 from sottovoce.problems.base import Problem
 from sottovoce.randomness import private_streams, require_jitter
-from sottovoce.simulation.checkpoint import (
-    Checkpoint,
-    Saved,
-    describe,
-    runs_at_once,
-    simulation_spec,
-)
+from sottovoce.simulation.checkpoint import Checkpoint, Measured, Task, runs_at_once
 from sottovoce.simulation.options import Options
 from sottovoce.simulation.recorder import Recorder
 from sottovoce.simulation.result import Result, join
 from sottovoce.simulation.rounds import Kernel, backend
-from sottovoce.simulation.transcript import Recording, Setting
+from sottovoce.simulation.transcript import Setting, Transcript
 from sottovoce.stepsizes import Stepsize, as_stepsize
 from sottovoce.storage.progress import progress_bar
 from sottovoce.storage.store import Store, lock
@@ -52,153 +43,131 @@ def simulate(
     runs: how many, or which: runs 500 to 999 of 1,000 are range(500, 1000), with the same numbers.
     stepsize: the algorithm's own default unless given. options: what to measure, record and keep.
     """
-    options = options or Options()
-    private_start, record = options.private_start, options.record
-    mechanism, graph = as_mechanism(algorithm), as_graph(graph)
+    mechanism = as_mechanism(algorithm)
     stepsize = mechanism.default_stepsize if stepsize is None else as_stepsize(stepsize)
-    runs = range(runs) if isinstance(runs, int) else runs
+    options = options or Options()
+    task = Task(problem, mechanism, as_graph(graph), stepsize, steps, options, insecure_seed)
+    return run_task(task, range(runs) if isinstance(runs, int) else runs)
+
+
+def run_task(task: Task, runs: range) -> Result:
+    """Simulate some runs of a task, as many at a time as fit into memory."""
+    graph, steps, options, record = task.graph, task.steps, task.options, task.options.record
     if steps < 1 or not runs or runs.step != 1 or runs.start < 0:
         given = runs if runs.start else len(runs)
         raise SimulationError(f"steps is {steps} and runs is {given}; both must be at least 1")
-    require_jitter(private_start)
-    if problem.agents != graph.agents:
+    require_jitter(options.private_start)
+    if task.problem.agents != graph.agents:
         raise SimulationError(
-            f"the problem has {problem.agents} agents, but {graph.name} has {graph.agents}"
+            f"the problem has {task.problem.agents} agents, but {graph.name} has {graph.agents}"
         )
-    check(mechanism, graph)
-    rounds = measured_rounds(steps, options.measure)
+    check(task.mechanism, graph)
+    facts, rounds = task.facts(runs), task.rounds
     if record and (max(record.rounds) > steps or not set(record.runs) <= set(runs)):
         raise SimulationError(
             f"cannot record round {max(record.rounds)} of run {max(record.runs)}: "
             f"there are {steps} rounds and runs {runs.start} to {runs.stop - 1}"
         )
-    facts = describe(problem, mechanism, graph, stepsize, steps, runs, private_start, insecure_seed)
     store = Store.of(options.checkpoint)
-    spec: dict[str, Any] = {}
-    if store.folder is not None:  # Fingerprints of data take time.
-        spec = simulation_spec(
-            problem, mechanism, graph, stepsize, steps, rounds, options, insecure_seed
-        )
-    at_once = runs_at_once(problem, store, spec, runs)
+    # Fingerprints of data take time.
+    spec = task.spec if store.folder else {"kind": "not kept"}
+    at_once = runs_at_once(task.problem, store, spec, runs)
     parts = []
-    title = f"{mechanism} on {graph.name}"
+    title = f"{task.mechanism} on {graph.name}"
     bar = progress_bar(title, steps * len(runs), options.progress, "rounds")
     with lock(store.folder), bar as advance:
         for first in range(0, len(runs), at_once):
             chunk = runs[first : first + at_once]
-            simulation = _Simulation(
-                problem, mechanism, graph, stepsize, chunk, private_start, insecure_seed
-            )
-            saved = Checkpoint(store, spec, chunk, problem.device) if store.folder else None
-            part = simulation.run(rounds, steps, record, options.exact, saved, advance, facts)
-            final = part.final if options.keep_final else part.final[..., :0]
-            parts.append(replace(part, final=final.cpu()))
+            simulation = _Simulation(task, chunk)
+            measured = simulation.run(Checkpoint(store, spec, chunk), advance)
+            metrics = {
+                name: torch.stack([measured[round][name] for round in rounds]).cpu()
+                for name in measured[rounds[-1]]
+            }
+            final = simulation.flow.x if options.keep_final else simulation.flow.x[..., :0]
+            parts.append(Result(rounds, metrics, final.cpu(), facts, simulation.transcript()))
     return join(parts)
 
 
 class _Simulation:
-    """One chunk of runs that fits into memory: states, their update, and what was measured."""
+    """One chunk of runs that fits into memory: states, their update, and what was recorded."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        mechanism: Mechanism,
-        graph: Graph,
-        stepsize: Stepsize,
-        runs: range,
-        private_start: float,
-        insecure_seed: int | None,
-    ) -> None:
-        self.problem, self.mechanism, self.graph = problem, mechanism, graph
-        self.runs, self.private_start, self.done = runs, private_start, 0
-        device = torch.device(problem.device)
-        streams = private_streams(runs, graph.agents, insecure_seed=insecure_seed, device=device)
-        state = problem.start(runs, streams)
+    def __init__(self, task: Task, runs: range) -> None:
+        self.task, self.runs, self.done = task, runs, 0
+        graph, device = task.graph, torch.device(task.problem.device)
+        streams = private_streams(
+            runs, graph.agents, insecure_seed=task.insecure_seed, device=device
+        )
+        state = task.problem.start(runs, streams)
         self.common_start = _common_points(state)
-        if private_start:
-            streams.add_normal_(state, private_start, "start", 0)
+        if task.options.private_start:
+            streams.add_normal_(state, task.options.private_start, "start", 0)
         routes = graph.routes().to(device)
-        self.flow = Flow(state, torch.zeros_like(state), routes, streams, stepsize, Clock(1))
-        self.kernel = Kernel.of(mechanism, graph, self.flow)
-        self.gather = None if self.kernel else backend(mechanism, graph, self.flow)
+        self.flow = Flow(state, torch.zeros_like(state), routes, streams, task.stepsize, Clock(1))
+        record, exact = task.options.record, task.options.exact
+        self.recorder = Recorder(routes, record, runs) if record else None
+        self.kernel = None if exact else Kernel.of(task.mechanism, graph, self.flow)
+        self.gather = by_messages(task.mechanism)
+        if not (exact or self.kernel):
+            self.gather = backend(task.mechanism, graph, self.flow)
         self.bad_round = torch.zeros(state.shape[:2], dtype=torch.int32, device=device)
 
-    def run(
-        self,
-        rounds: list[int],
-        steps: int,
-        record: Recording | None,
-        exact: bool,
-        store: "Checkpoint | None",
-        advance: Any,
-        facts: dict[str, Any],
-    ) -> Result:
-        measured: dict[int, dict[str, Tensor]] = {}
-        if store and (saved := store.load()):
-            self.done, measured = saved.round, saved.measured
-            self.flow.x.copy_(saved.state)
-            self.flow.memory |= saved.memory
-            advance(self.done * len(self.runs))
-        recorder = Recorder(self.flow.routes, record, self.runs) if record else None
-        if recorder and self.done:
+    def run(self, store: Checkpoint, advance: Callable[[int], None]) -> Measured:
+        """Go on to the last round; what was measured, also before a stop."""
+        measure, rounds, steps = self.task.problem.measure, self.task.rounds, self.task.steps
+        self.done, measured = store.load(self.flow)
+        advance(self.done * len(self.runs))
+        if self.recorder and self.done:
             raise SimulationError("a recording cannot be resumed; remove the checkpoint folder")
         if self.done in rounds and self.done not in measured:
-            measured[self.done] = self.problem.measure(self.flow.x)
+            measured[self.done] = measure(self.flow.x)
         try:
             for round in range(self.done + 1, steps + 1):
-                recorded = recorder if recorder and round in recorder.rounds else None
-                self._advance(round, exact, recorded)
+                self._advance(round)
                 if round % _ROUNDS_BETWEEN_CHECKS == 0 or round in rounds or round == steps:
                     self._require_finite()
                 if round in rounds:
-                    measured[round] = self.problem.measure(self.flow.x)
+                    measured[round] = measure(self.flow.x)
                 advance(len(self.runs))
-                if store:
-                    store.maybe_save(self._saved(measured), final=round == steps)
+                if round == steps or store.is_due():
+                    store.save(round, self.flow, measured)
         except KeyboardInterrupt:
-            if store:
-                store.save(self._saved(measured))
+            store.save(self.done, self.flow, measured)
             raise
-        metrics = {
-            name: torch.stack([measured[round][name] for round in rounds]).cpu()
-            for name in measured[rounds[-1]]
-        }
-        transcript = None
-        if recorder and recorder.runs:
-            setting = Setting(self.graph, self.mechanism, self.flow.stepsize, self.private_start)
-            transcript = recorder.transcript(setting, self.common_start)
-        return Result(rounds, metrics, self.flow.x, facts, transcript)
+        return measured
 
-    def _saved(self, measured: dict[int, dict[str, Tensor]]) -> Saved:
-        return Saved(self.done, self.flow.x, measured, self.flow.memory)
+    def transcript(self) -> Transcript | None:
+        """What was recorded, if anything."""
+        if not self.recorder or not self.recorder.runs:
+            return None
+        task = self.task
+        start = task.options.private_start
+        setting = Setting(task.graph, task.mechanism, task.stepsize, start)
+        return self.recorder.transcript(setting, self.common_start)
 
-    def _advance(self, round: int, exact: bool, recorder: Recorder | None) -> None:
-        flow, flow.at = self.flow, Clock(round)
-        flow.s = self.problem.gradient(flow.x, flow.streams, round, flow.s)
-        if self.kernel and not exact and not recorder:
+    def _advance(self, round: int) -> None:
+        """One round; remember where states first became non-finite."""
+        flow, mechanism, gather = self.flow, self.task.mechanism, self.gather
+        flow.at = Clock(round)
+        flow.s = self.task.problem.gradient(flow.x, flow.streams, round, flow.s)
+        recorder = self.recorder if self.recorder and round in self.recorder.rounds else None
+        if self.kernel and not recorder:
             self.kernel.advance_(flow, self.bad_round)
             self.done = round
             return
         if recorder:
             recorder.keep("states", flow.x)
             recorder.keep("gradients", flow.s)
-        take_step(self.mechanism, flow)
-        gather = self.gather
+        take_step(mechanism, flow)
         if recorder:
             recorder.keep("steps", flow.s)
-            gather = by_messages(self.mechanism, recorder.keep_messages)
-        elif exact or gather is None:
-            gather = by_messages(self.mechanism)
-        exchange(self.mechanism, flow, gather)
-        self._accept(round)
-
-    def _accept(self, round: int) -> None:
-        """Remember where states first became non-finite."""
-        self.done, state = round, self.flow.x
+            gather = by_messages(mechanism, recorder.keep_messages)
+        exchange(mechanism, flow, gather)
+        self.done = round
         # One look at all suffices on a CPU; a GPU would have to wait for the answer.
-        if state.device.type == "cpu" and math.isfinite(state.sum().item()):
+        if flow.x.device.type == "cpu" and math.isfinite(flow.x.sum().item()):
             return
-        bad = ~torch.isfinite(state.sum(-1))
+        bad = ~torch.isfinite(flow.x.sum(-1))
         self.bad_round.masked_fill_(bad & (self.bad_round == 0), round)
 
     def _require_finite(self) -> None:
@@ -210,18 +179,6 @@ class _Simulation:
             f"the state of agent {agent} became non-finite in round {first} of run "
             f"{self.runs[run]}; a smaller stepsize is the usual cure (it was {self.flow.stepsize})"
         )
-
-
-def measured_rounds(steps: int, measure: Collection[int] | None) -> list[int]:
-    if measure is None:
-        spread = np.geomspace(1, steps, 100).round().astype(int)
-        return sorted({0, *spread.tolist()})
-    rounds = sorted(set(measure))
-    if not rounds or rounds[0] < 0 or rounds[-1] > steps:
-        raise SimulationError(
-            f"cannot measure after rounds {rounds[:3]}...{rounds[-1:]}: rounds go from 0 to {steps}"
-        )
-    return rounds
 
 
 def _common_points(state: Tensor) -> Tensor | None:
