@@ -356,7 +356,7 @@ def _rule_layers(
 
 
 def _without_hover(part: Any) -> Any:
-    """The same picture without the invisible points of the tooltips, which would only make a file larger."""
+    """The same picture without the invisible points of the tooltips, to keep files small."""
     if isinstance(part, dict):
         return {key: _without_hover(value) for key, value in part.items()}
     if not isinstance(part, list):
