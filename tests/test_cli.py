@@ -241,6 +241,8 @@ def test_a_graph_is_drawn_on_request(run: CommandLine, tmp_path: Path) -> None:
         (["reproduce", "estimation", "--runs", "1"], ["SimulationError", "runs is 1"]),
         (["reproduce", "rates", "--steps", "5"], ["SimulationError", "steps is 5"]),
         (["reproduce", "estimation", "--graph", "rng:5"], ["GraphError", "'rng:5'"]),
+        (["reproduce", "all", "--data", "nope"], ["ProblemError", "'nope'"]),
+        (["reproduce", "bound", "--kappa", "-1", "--out", "a/b/c"], ["PrivacyError", "-1"]),
     ],
     ids=" ".join,
 )
