@@ -68,7 +68,7 @@ class TorchLoop:
 
 
 def seconds_of_copying(size: int) -> float:
-    """CPU seconds of a bare copy of so many bytes that lie in no cache."""
+    """CPU seconds of a bare copy of `size` bytes that lie in no cache."""
     count = max(2, (1 << 28) // max(size, 1))
     source = torch.ones(count, size // 8, dtype=torch.float64)
     target = torch.empty_like(source)

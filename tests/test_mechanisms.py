@@ -20,6 +20,7 @@ from sottovoce.mechanisms import (
     PDSGD,
     Clock,
     Flow,
+    GradientNoise,
     Mechanism,
     NoisyDSGD,
     Part,
@@ -27,6 +28,7 @@ from sottovoce.mechanisms import (
     Scope,
     Shares,
     ZeroSumDSGD,
+    ZeroSumNoise,
     check,
     in_blocks,
     mechanism_from,
@@ -261,6 +263,13 @@ def test_text_and_spec_build_the_same_mechanism(mechanism: Mechanism) -> None:
     changed = {**mechanism.spec, "exchanges": 2}
     with pytest.raises(AlgorithmError, match="its options or its code differ"):
         mechanism_from(changed)
+
+
+def test_a_sum_of_parts_is_named_by_its_text() -> None:
+    joined = GradientNoise(0.2) + PDSGD() + ZeroSumNoise(0.3)
+    assert str(joined) == "gradient-noise:0.2+pdsgd:uniform+zero-sum-noise:0.3"
+    assert parse_algorithm(str(joined)) == joined
+    assert str(PDSGD() + ZeroSumNoise()) == "pdsgd:uniform+zero-sum-noise"
 
 
 def test_conventional_messages_reveal_the_state() -> None:

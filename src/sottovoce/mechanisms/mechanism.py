@@ -1,6 +1,6 @@
 """A mechanism: the chain of parts that the agents play in every round."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -91,6 +91,9 @@ class Mechanism:
 
 
 def text_of(part: Part) -> str:
-    """A part as the command line writes it: `gradient-noise:0.1`."""
+    """A part as the command line writes it, without trailing defaults: `gradient-noise:0.1`."""
     words = "".join(f"-{c.lower()}" if c.isupper() else c for c in type(part).__name__)
-    return ":".join([words.lstrip("-"), *(str(value) for value in part.options.values())])
+    given = list(part.options.values())
+    while given and given[-1] == fields(part)[len(given) - 1].default:  # type: ignore[arg-type]
+        given.pop()
+    return ":".join([words.lstrip("-"), *map(str, given)])
