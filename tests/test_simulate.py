@@ -2,6 +2,7 @@
 
 import math
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -164,9 +165,11 @@ def test_measurements_are_taken_where_asked() -> None:
 
 def test_measured_rounds_are_spread_over_the_decades() -> None:
     rounds = short(steps=2000, runs=1).rounds
-    assert rounds[:4] == [0, 1, 2, 3]
+    assert rounds[:12] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
     assert rounds[-1] == 2000
-    assert 70 <= len(rounds) <= 101
+    later = [k for k in rounds if k >= 100]
+    growth = [b / a for a, b in pairwise(later)]
+    assert 2000 ** (1 / 99) - 0.01 < min(growth) <= max(growth) < 2000 ** (1 / 99) + 0.01
 
 
 def test_facts_say_what_was_simulated() -> None:
@@ -311,8 +314,18 @@ def test_impossible_simulations_are_refused(options: dict[str, Any], message: st
 
 
 def test_agents_with_scales_of_their_own_and_deviations_simulate() -> None:
-    stepsize = Stepsize(Power((0.5, 0.6, 0.5, 0.4, 0.5)), deviation=PrivateDeviation(5, 0.5))
-    assert torch.isfinite(short(stepsize=stepsize).final).all()
+    scales, deviation = (0.5, 0.6, 0.5, 0.4, 0.5), PrivateDeviation(5, 0.5, spread=0.2)
+    stepsize = Stepsize(Power(scales), Deterministic(), deviation=deviation)
+    transcript = short(stepsize=stepsize, record=Recording(range(1, 9))).transcript
+    assert transcript is not None
+    found = transcript.truth.steps / transcript.truth.gradients
+    rounds = torch.arange(1, 9, dtype=torch.float64)[:, None, None, None]
+    factor = found / (torch.tensor(scales, dtype=torch.float64)[:, None] / rounds)
+    assert torch.allclose(factor[5:], torch.ones_like(factor[5:]), rtol=1e-12, atol=0)
+    assert torch.allclose(factor, factor[..., :1], rtol=1e-9, atol=0), "one number a gradient"
+    deviating = (factor[:5, ..., 0] - 1).abs() > 1e-9
+    assert 0.2 < float(deviating.double().mean()) < 0.9
+    assert float((factor - 1).abs().max()) <= 0.2 + 1e-12
 
 
 def peak_bytes(work: Any) -> int:
