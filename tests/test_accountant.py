@@ -413,6 +413,43 @@ def test_a_curious_agent_knows_the_noise_of_its_own_edges() -> None:
         assert np.diag(given.precision) * 0.1**2 == pytest.approx(found[place, place])
 
 
+@dataclass(frozen=True)
+class EdgeShares(Part):
+    """Noise of an edge on the share that crosses it, taken back from the share that stays."""
+
+    place: ClassVar[Place] = "shares"
+    linear: ClassVar[bool] = True
+    by_coordinate: ClassVar[bool] = True
+
+    def __call__(self, flow: Flow) -> None:
+        sent = flow.normal(Scope.EDGE, "edge shares")
+        back = flow.by_route(flow.over_routes(sent)) * flow.routes.own[:, None]
+        flow.shares = flow.shares + flow.by_route(flow.mean_stepsize) * (sent - back)
+
+
+@pytest.mark.parametrize("adversary", [Eavesdropper(), CuriousAgents([0])], ids=str)
+@pytest.mark.parametrize(
+    "algorithm",
+    [ZeroSumDSGD(0.3, "uniform"), DECOR, PDSGD("weights") + EdgeShares() + ZeroSumNoise(0.2)],
+    ids=["zero-sum", "decor", "edge shares"],
+)
+def test_what_is_left_out_of_many_messages_says_nothing(
+    algorithm: Mechanism, adversary: Adversary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Agents with many links keep few combinations of their messages; all of them say the same."""
+
+    def found() -> list[np.ndarray]:
+        law = MessageLaw.against(Setting(complete(6), algorithm, FALLING), 4, adversary)
+        each = [(law.posterior(j), law.given_all_else(j)) for j in adversary.targets(complete(6))]
+        return [np.concatenate([a.sd, b.sd, b.precision.ravel()]) for a, b in each]
+
+    few = found()
+    whole = "sottovoce.privacy.columns._sufficient"
+    monkeypatch.setattr(whole, lambda sent, elsewhere, fresh: np.eye(len(sent)))
+    for one, other in zip(few, found(), strict=True):
+        assert one == pytest.approx(other, rel=1e-7)
+
+
 def test_a_rule_that_adds_no_noise_is_not_called_guaranteed() -> None:
     """The law is played, not declared: what a chain is called does not matter."""
 

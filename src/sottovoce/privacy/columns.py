@@ -260,12 +260,12 @@ class _Group:
                 messages = flow.v[0]
                 settle(self.mechanism, flow, total)
                 fresh = self.fixed + np.flatnonzero(np.asarray(since or ()) == number)
-                later = [flow.x[0], *(one.flatten(0, -2) for one in flow.memory.values())]
-                state = torch.cat(later).numpy()
+                kept = torch.cat([flow.x[0], *(one.flatten(0, -2) for one in flow.memory.values())])
                 for j, shown in self.shown.items():
                     if shown and since is not None:
                         sent = messages[[route for route, _ in shown]].numpy()
-                        basis = _sufficient(sent, state, fresh)
+                        others = messages[self.routes.sender != j]
+                        basis = _sufficient(sent, torch.cat([kept, others]).numpy(), fresh)
                         begin = sum(map(len, rows))
                         rows.append(basis.T @ sent)
                         where = slice(begin, begin + basis.shape[1])
@@ -301,18 +301,19 @@ def one_round(setting: Setting) -> tuple[Array, Array]:
     return state[:, :agents], state[:, agents:]
 
 
-def _sufficient(sent: Array, state: Array, fresh: NDArray[np.int64]) -> Array:
+def _sufficient(sent: Array, elsewhere: Array, fresh: NDArray[np.int64]) -> Array:
     """The combinations of one sender's messages that say all there is to say: (messages, kept).
 
     What is discarded is noise that is independent of everything else: it has no part in any other
-    column, none in what the state keeps, and none in what is kept.
+    column, none in what is kept of the messages, and none `elsewhere`, in the states and the other
+    senders' messages.
     """
     if len(sent) <= 3:
         return np.eye(len(sent))
     noise = sent[:, fresh]
     rest = sent.copy()
     rest[:, fresh] = 0.0
-    basis = _range(np.concatenate([rest, noise @ state[:, fresh].T], 1))
+    basis = _range(np.concatenate([rest, noise @ elsewhere[:, fresh].T], 1))
     while True:
         larger = _range(np.concatenate([basis, noise @ (noise.T @ basis)], 1))
         if larger.shape[1] == basis.shape[1]:
