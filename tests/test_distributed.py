@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import sottovoce.distributed as sd
+from chains import MOMENTUM
 from sottovoce import PDSGD, Power, Stepsize, Uniform, complete, ring
 from sottovoce.distributed import handshake, streams
 from sottovoce.distributed.checkpoint import Checkpoints
@@ -271,9 +272,11 @@ def checkpoints(folder: Path, spread: int = 1) -> Checkpoints:
 def test_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
     store = checkpoints(tmp_path)
     for round in range(10, 60, 10):
-        store.save(round, torch.full((D,), float(round)), {"seen": torch.ones(2)}, {"epoch": round})
+        own = {"state": torch.full((D,), float(round))}
+        store.save(round, own, {"seen": torch.ones(2)}, {"epoch": round})
     assert store.rounds() == [40, 50]
-    state, found = store.load(50)
+    own, found = store.load(50)
+    state = own["state"]
     assert state.tolist() == [50.0] * D
     assert found.facts == {"epoch": 50}
     assert found.tensors["seen"].tolist() == [1, 1]
@@ -283,13 +286,13 @@ def test_more_are_kept_while_a_slow_agent_may_lack_the_newest(tmp_path: Path) ->
     """Agents at distance 4 may be 4 rounds behind: what they can have saved must be kept."""
     store = checkpoints(tmp_path, spread=4)
     for round in range(1, 21):
-        store.save(round, torch.zeros(D), {}, {})
+        store.save(round, {"state": torch.zeros(D)}, {}, {})
     assert store.rounds() == list(range(15, 21))
 
 
 def test_broken_and_foreign_checkpoints_are_not_resumed(tmp_path: Path) -> None:
     store = checkpoints(tmp_path)
-    store.save(5, torch.zeros(D), {}, {})
+    store.save(5, {"state": torch.zeros(D)}, {}, {})
     (store.folder / "round-000000000009.safetensors").write_bytes(b"torn")
     assert store.rounds() == [5]
     with pytest.raises(DistributedError, match="dimension 7, but this training has 8"):
@@ -407,6 +410,39 @@ def test_recordings_that_do_not_fit_together_are_refused(tmp_path: Path) -> None
         sd.join_recordings([tmp_path / "a"])
     with pytest.raises(ResultError, match="no recordings"):
         sd.join_recordings([])
+
+
+def test_what_parts_remember_is_in_the_checkpoint_and_in_the_state(
+    alone: object, tmp_path: Path
+) -> None:
+    """An agent with momentum that stops after 3 of 6 rounds ends where an undisturbed one does."""
+
+    def trained(rounds: int, start: torch.Tensor, optimizer: sd.DecentralizedSGD) -> torch.Tensor:
+        for _ in range(rounds):
+            optimizer.zero_grad()
+            start.square().sum().backward()
+            optimizer.step()
+        return start.detach().clone()
+
+    def agent() -> tuple[nn.Parameter, sd.DecentralizedSGD]:
+        point = nn.Parameter(torch.ones(D, dtype=torch.float64))
+        return point, sd.DecentralizedSGD([point], MOMENTUM, complete(1), "0.05")
+
+    whole = trained(6, *agent())
+    point, optimizer = agent()
+    half = trained(3, point, optimizer)
+    optimizer.save(tmp_path)
+    kept = optimizer.state_dict()
+    again, resumed = agent()
+    assert resumed.resume(tmp_path) is not None
+    assert torch.equal(trained(3, again, resumed), whole)
+    third, loaded = agent()
+    with torch.no_grad():
+        third.copy_(half)
+    loaded.load_state_dict(kept)
+    assert torch.equal(trained(3, third, loaded), whole)
+    with pytest.raises(DistributedError, match=r"'sottovoce.x' is taken; accepted: names that do"):
+        loaded.save(tmp_path, tensors={"sottovoce.x": half})
 
 
 @pytest.mark.parametrize(

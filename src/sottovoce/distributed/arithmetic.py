@@ -54,7 +54,8 @@ class Arithmetic:
 
     flow: the agent's state, routes, streams and stepsize. sizes: how many numbers each parameter
     has. whole: whether the chain must see all coordinates at once; a GPU works on all anyway. step:
-    the steps of the whole vector, where they are kept (`keep_step`) or needed at once.
+    the steps of the whole vector, where they are kept (`keep_step`) or needed at once. memory: what
+    parts of the chain keep from round to round.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Arithmetic:
         keep_step: bool,
     ) -> None:
         self._mechanism, self._flow, self._state = mechanism, flow, flow.x[0, 0]
-        self._streams = cast(AgentStreams, flow.streams)
+        self._streams, self.memory = cast(AgentStreams, flow.streams), flow.memory
         self._whole = whole or self._state.device.type != "cpu" or not mechanism.by_coordinate
         self.step = torch.zeros_like(self._state) if self._whole or keep_step else None
         self._own = torch.zeros_like(self._state, device=exchange.device)

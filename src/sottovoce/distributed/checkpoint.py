@@ -21,7 +21,8 @@ from sottovoce.storage.tensors import read_tensors, write_tensors
 KEPT = 2
 _NAME = re.compile(r"round-(\d{12})\.safetensors")
 _LISTED = 64
-_STATE = "sottovoce.state"
+_OWN = "sottovoce."
+"""How the names of an agent's own tensors begin: its state, and what parts of a chain keep."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,11 +48,21 @@ class Checkpoints:
         self._agent, self._shared, self._spread = agent, dict(shared), spread
 
     def save(
-        self, round: int, state: Tensor, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
+        self,
+        round: int,
+        own: Mapping[str, Tensor],
+        tensors: Mapping[str, Tensor],
+        facts: Mapping[str, Any],
     ) -> Path:
-        """Write the checkpoint of `round`, then remove those that nobody can need any more."""
-        if _STATE in tensors:
-            raise DistributedError(f"the tensor name {_STATE!r} is taken; accepted: any other name")
+        """Write the checkpoint of `round`, then remove those that nobody can need any more.
+
+        own: what the optimizer needs, its `state` among it; tensors: what the user keeps beside.
+        """
+        if taken := [name for name in tensors if name.startswith(_OWN)]:
+            raise DistributedError(
+                f"the tensor name {taken[0]!r} is taken; accepted: names that do not begin with "
+                f"{_OWN!r}"
+            )
         path = self._path(round)
         header = {
             "agent": self._agent,
@@ -59,7 +70,7 @@ class Checkpoints:
             "shared": self._shared,
             "facts": dict(facts),
         }
-        write_tensors(path, {_STATE: state, **tensors}, header)
+        write_tensors(path, {**{_OWN + name: one for name, one in own.items()}, **tensors}, header)
         _sync(self.folder)
         self._prune(round)
         return path
@@ -68,8 +79,8 @@ class Checkpoints:
         """The rounds whose checkpoints can be loaded, ascending; broken files are passed over."""
         return [round for round in self._written() if self._whole(round)]
 
-    def load(self, round: int) -> tuple[Tensor, Checkpoint]:
-        """The state of `round` and what was saved beside it."""
+    def load(self, round: int) -> tuple[dict[str, Tensor], Checkpoint]:
+        """The optimizer's own tensors of `round`, and what was saved beside them."""
         tensors, header = read_tensors(self._path(round))
         how, remedy = f"{self._path(round)} was written", "; give another folder or remove this one"
         require_same(self._shared, header.get("shared", {}), how, remedy)
@@ -78,7 +89,9 @@ class Checkpoints:
                 f"{self._path(round)} holds round {header.get('round')} of agent "
                 f"{header.get('agent')}, not round {round} of agent {self._agent}"
             )
-        return tensors.pop(_STATE), Checkpoint(round, tensors, header["facts"])
+        names = [name for name in tensors if name.startswith(_OWN)]
+        own = {name.removeprefix(_OWN): tensors.pop(name) for name in names}
+        return own, Checkpoint(round, tensors, header["facts"])
 
     def newest_common(self, device: torch.device, timeout: float) -> int:
         """The newest round that every agent can load; 0 where there is none."""
@@ -118,7 +131,7 @@ class Checkpoints:
             tensors, header = read_tensors(self._path(round))
         except ResultError:
             return False
-        return _STATE in tensors and "shared" in header
+        return f"{_OWN}state" in tensors and "shared" in header
 
     def _path(self, round: int) -> Path:
         return self.folder / f"round-{round:012d}.safetensors"

@@ -166,9 +166,8 @@ class DecentralizedSGD(torch.optim.Optimizer):
         tensors, facts: what else to keep, such as a model's buffers and the epoch. All agents must
         save after the same rounds.
         """
-        return self._checkpoints(folder).save(
-            self.round, self.state_vector, tensors or {}, facts or {}
-        )
+        own = {"state": self.state_vector, **_prefixed(self._arithmetic.memory)}
+        return self._checkpoints(folder).save(self.round, own, tensors or {}, facts or {})
 
     def resume(self, folder: str | Path) -> Checkpoint | None:
         """Continue after the newest round that all agents have in `folder`; None if there is none.
@@ -178,8 +177,9 @@ class DecentralizedSGD(torch.optim.Optimizer):
         checkpoints = self._checkpoints(folder)
         round = checkpoints.newest_common(self.exchange_device, max(self.timeout, _START))
         if round:
-            state, checkpoint = checkpoints.load(round)
-            self.state_vector.copy_(state)
+            own, checkpoint = checkpoints.load(round)
+            self.state_vector.copy_(own.pop("state"))
+            self._remember({name.removeprefix(_MEMORY): one for name, one in own.items()})
         checkpoints.forget_after(round)
         self.round = round
         return checkpoint if round else None
@@ -191,8 +191,13 @@ class DecentralizedSGD(torch.optim.Optimizer):
         self._recorder.save(stem)
 
     def state_dict(self) -> dict[str, Any]:
-        """The round and what it was agreed under; parameters are in the model's own state_dict."""
-        return {**super().state_dict(), "round": self.round, "shared": dict(self._facts)}
+        """The round, what parts of the chain remember, and what the round was agreed under.
+
+        Parameters are in the model's own state_dict.
+        """
+        memory = {name: one.clone() for name, one in self._arithmetic.memory.items()}
+        own = {"round": self.round, "memory": memory, "shared": dict(self._facts)}
+        return {**super().state_dict(), **own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the round of a `state_dict` of the same training; all agents must do so."""
@@ -200,6 +205,13 @@ class DecentralizedSGD(torch.optim.Optimizer):
         super().load_state_dict(state_dict)
         self.param_groups[:] = [_Group(group) for group in self.param_groups]
         self.round = int(state_dict["round"])
+        self._remember(state_dict.get("memory", {}))
+
+    def _remember(self, memory: Mapping[str, Tensor]) -> None:
+        """Make this what the parts of the chain remember."""
+        held, device = self._arithmetic.memory, self.state_vector.device
+        held.clear()
+        held.update({name: one.to(device, copy=True) for name, one in memory.items()})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Take the parameters of a group; options of its own are refused, the stepsize is one."""
@@ -288,6 +300,13 @@ class DecentralizedSGD(torch.optim.Optimizer):
 
     def _checkpoints(self, folder: str | Path) -> Checkpoints:
         return Checkpoints(folder, self.agent, self._facts, diameter(self.graph.mixing))
+
+
+_MEMORY = "memory."
+
+
+def _prefixed(memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {_MEMORY + name: one for name, one in memory.items()}
 
 
 class _Group(dict[str, Any]):
