@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from chains import GOSSIP, MOMENTUM
 from sottovoce.errors import DivergedError, ResultError, SimulationError, SottovoceError
 from sottovoce.graphs import complete, grid, random_regular, ring
 from sottovoce.mechanisms import ALGORITHMS, DSGD, PDSGD, Mechanism, NoisyDSGD
@@ -20,6 +21,7 @@ from sottovoce.simulation.result import Result
 from sottovoce.simulation.runner import simulate
 from sottovoce.simulation.transcript import Recording
 from sottovoce.stepsizes import Deterministic, Power, PrivateDeviation, Stepsize, Uniform
+from sottovoce.storage.store import Store
 
 EVERY = [*(make() for make in ALGORITHMS.values()), PDSGD("coordinate")]
 
@@ -265,6 +267,23 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
     # A finished checkpoint is not computed again: gradients would be interrupted now.
     monkeypatch.setenv("INTERRUPT", f"1 {first_run}")
     assert same(short(**options), undisturbed)
+
+
+@pytest.mark.parametrize("algorithm", [MOMENTUM, GOSSIP], ids=str)
+def test_what_parts_remember_is_resumed_to_the_same_bits(
+    algorithm: Mechanism, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sottovoce.simulation.checkpoint.SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+    monkeypatch.setenv("INTERRUPT", "13 0")
+    said: list[str] = []
+    kept = Store(tmp_path, say=said.append)
+    with pytest.raises(KeyboardInterrupt):
+        short(algorithm, problem=Interrupted.random(), checkpoint=kept)
+    resumed = short(algorithm, problem=Interrupted.random(), checkpoint=kept)
+    assert said == [f"reused the first 12 rounds of runs 0 to 3 from {tmp_path}"]
+    assert same(resumed, short(algorithm, problem=Interrupted.random()))
+    exact = short(algorithm, problem=Interrupted.random(), exact=True)
+    assert torch.allclose(resumed.final, exact.final, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

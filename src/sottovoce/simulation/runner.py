@@ -132,7 +132,9 @@ class _Simulation:
                 if round == steps or store.is_due():
                     store.save(round, self.flow, measured)
         except KeyboardInterrupt:
-            store.save(self.done, self.flow, measured)
+            # In the middle of a round such chains are neither where it began nor where it ends.
+            if self.task.mechanism.exchanges == 1 and not self.flow.memory:
+                store.save(self.done, self.flow, measured)
             raise
         return measured
 
