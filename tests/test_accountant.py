@@ -13,6 +13,7 @@ import torch
 from scipy.integrate import quad
 from scipy.stats import norm
 
+from chains import EdgeNoise
 from sottovoce.cli import app as cli_app
 from sottovoce.errors import AttackError, PrivacyError
 from sottovoce.graphs import Graph, complete, erdos_renyi, grid, path, ring, star
@@ -371,21 +372,8 @@ def test_the_command_line_accounts(
     assert "all else" in run("--gradient", "0.1", "--start", "0.1")
 
 
-@dataclass(frozen=True)
-class EdgeNoise(Part):
-    """DECOR: noise of both ends of an edge, which cancels between them."""
-
-    place: ClassVar[Place] = "gradient"
-    linear: ClassVar[bool] = True
-    by_coordinate: ClassVar[bool] = True
-    noise: float = 1.0
-
-    def __call__(self, flow: Flow) -> None:
-        drawn = flow.normal(Scope.EDGE, "edge noise") * flow.routes.sign[:, None]
-        flow.s = flow.s + self.noise * flow.over_routes(drawn)
-
-
-DECOR = parse_algorithm("gradient-noise:0.55+shares:weights") + EdgeNoise(1.0)
+DECOR = parse_algorithm("gradient-noise:0.55+shares:weights") + EdgeNoise(0.1)
+"""Edge noise of 1 per unit of gradient: it stands behind the constant stepsize 0.1."""
 
 
 def laplacian(weights: np.ndarray) -> np.ndarray:

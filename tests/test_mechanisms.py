@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from chains import DECOR, GOSSIP, MOMENTUM
 from sottovoce.errors import AlgorithmError
 from sottovoce.graphs import WEIGHT_RULES, Graph, complete, from_networkx, grid, ring, star
 from sottovoce.mechanisms import (
@@ -50,50 +51,6 @@ from sottovoce.stepsizes import Deterministic, Power, Stepsize
 
 
 @dataclass(frozen=True)
-class EdgeNoise(Part):
-    """Noise that both ends of an edge hold and that cancels between them (DECOR)."""
-
-    place: ClassVar[Place] = "step"
-    linear: ClassVar[bool] = True
-    by_coordinate: ClassVar[bool] = True
-    noise: float = 0.5
-
-    def __call__(self, flow: Flow) -> None:
-        drawn = flow.normal(Scope.EDGE, "edge noise") * flow.routes.sign[:, None]
-        flow.s = flow.s + self.noise * flow.over_routes(drawn)
-
-
-@dataclass(frozen=True)
-class Accelerated(Part):
-    """Gossip with memory (Muffliato): from the second exchange on, x <- (1 + γ) x - γ before."""
-
-    place: ClassVar[Place] = "state"
-    linear: ClassVar[bool] = True
-    by_coordinate: ClassVar[bool] = True
-    gamma: float = 0.3
-
-    def __call__(self, flow: Flow) -> None:
-        if flow.at.inner:
-            flow.x = (1 + self.gamma) * flow.x - self.gamma * flow.memory["before"]
-        # The first exchange spends the step, so that the state before it has another average.
-        flow.memory["before"] = (flow.before if flow.at.inner else flow.x).clone()
-
-
-@dataclass(frozen=True)
-class Momentum(Part):
-    """A share of the last round's step is added to this round's; it does not keep the average."""
-
-    place: ClassVar[Place] = "step"
-    linear: ClassVar[bool] = True
-    by_coordinate: ClassVar[bool] = True
-    keeps_average: ClassVar[bool] = False
-
-    def __call__(self, flow: Flow) -> None:
-        flow.s = flow.s + 0.5 * flow.memory.get("step", torch.zeros_like(flow.s))
-        flow.memory["step"] = flow.s.clone()
-
-
-@dataclass(frozen=True)
 class SentNoise(Part):
     """Noise on the sent state itself, the same for all neighbours, as of Wang and Nedić."""
 
@@ -118,9 +75,9 @@ NAMED = [
 ]
 EVERY = [
     *NAMED,
-    Mechanism("decor", (EdgeNoise(), Shares("weights"))),
-    Mechanism("muffliato", (Shares("weights"), Accelerated()), exchanges=3),
-    Mechanism("momentum", (Momentum(), Shares("uniform"))),
+    DECOR,
+    GOSSIP,
+    MOMENTUM,
     Mechanism("sent-noise", (Shares("keep"), SentNoise())),
 ]
 STEPSIZE = Stepsize(Power(0.5))

@@ -3,7 +3,6 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 
@@ -14,19 +13,14 @@ from sottovoce import (
     Deterministic,
     Estimation,
     Experiment,
-    Flow,
     Graph,
     Logistic,
     Mechanism,
     NoisyDSGD,
-    Part,
-    Place,
     Power,
     PrivateDeviation,
     Problem,
     Quadratic,
-    Scope,
-    Shares,
     Stepsize,
     Uniform,
     ZeroSumDSGD,
@@ -38,34 +32,9 @@ from sottovoce import (
 
 ROUNDS = 50
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from chains import DECOR, GOSSIP, MOMENTUM  # noqa: E402
 from own_mechanism import drowned  # noqa: E402
 
-
-@dataclass(frozen=True)
-class EdgeNoise(Part):
-    """Noise that both ends of an edge hold, which cancels between them."""
-
-    place: ClassVar[Place] = "step"
-
-    def __call__(self, flow: Flow) -> None:
-        drawn = flow.normal(Scope.EDGE, "edge noise") * flow.routes.sign[:, None]
-        flow.s = flow.s + 0.1 * flow.over_routes(drawn)
-
-
-@dataclass(frozen=True)
-class Accelerated(Part):
-    """Gossip with memory over several exchanges a round."""
-
-    place: ClassVar[Place] = "state"
-
-    def __call__(self, flow: Flow) -> None:
-        if flow.at.inner:
-            flow.x = 1.3 * flow.x - 0.3 * flow.memory["before"]
-        flow.memory["before"] = (flow.before if flow.at.inner else flow.x).clone()
-
-
-EDGES = Mechanism("edges", (EdgeNoise(), Shares("weights")))
-GOSSIP = Mechanism("gossip", (Shares("weights"), Accelerated()), exchanges=3)
 HALF = Power(0.5, 0.75)
 CONSTANT = Stepsize(Power(0.05, 0.0), Uniform())
 TRAINING_DIMENSION = 100
@@ -105,7 +74,8 @@ def equality_cases() -> dict[str, Case]:
     cases["own-scales"] = Case(quadratic, PDSGD("equal"), ring(5), Stepsize(scales, Uniform()))
     cases["own-mechanism"] = Case(quadratic, drowned(0.3), star(5), random)
     cases["parts"] = Case(quadratic, parse_algorithm("gradient-noise:0.1+pdsgd"), erdos, random)
-    cases["edges"] = Case(quadratic, EDGES, erdos, plain)
+    cases["edges"] = Case(quadratic, DECOR, erdos, plain)
+    cases["memory"] = Case(quadratic, MOMENTUM, star(5), random)
     cases["exchanges"] = Case(quadratic, GOSSIP, ring(5), plain)
     cases["private-start"] = Case(quadratic, ZeroSumDSGD(0.1), ring(5), plain, 0.3)
     return cases

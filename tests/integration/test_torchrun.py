@@ -78,7 +78,7 @@ def test_processes_give_the_simulator_s_iterates_bit_for_bit(five: Path, name: s
         result.transcript,
         join_recordings(
             [five / f"{name}-{a}" for a in range(5)],
-            case.algorithm if name in ("own-mechanism", "edges", "exchanges") else None,
+            case.algorithm if name in ("own-mechanism", "edges", "memory", "exchanges") else None,
         ),
     )
     assert expected is not None
