@@ -59,6 +59,10 @@ class DistributedError(SottovoceError):
     """Agents in processes of their own cannot work together as asked."""
 
 
+class FederationError(DistributedError):
+    """A key, a card, a signature or an agreement between organisations cannot be used."""
+
+
 class MessageError(DistributedError):
     """A received message is not the one expected; the agent's state is as before the round."""
 

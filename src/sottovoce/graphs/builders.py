@@ -17,14 +17,17 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
+from scipy.sparse import csgraph
 
 from sottovoce.errors import GraphError
+from sottovoce.graphs.drawing import Links, independent_links, regular_links
 from sottovoce.graphs.graph import Graph
 from sottovoce.graphs.mixing import canonical, mixing_matrix
+from sottovoce.storage.memory import free_host_memory
 
 TRIES = 100
-# Bytes for each entry of W while a graph is built, measured; networkx keeps links as objects.
-_BYTES, _NETWORKX_BYTES = 170, 320
+# Bytes for each entry of W while a graph is built, measured.
+_BYTES = 170
 
 
 def ring(agents: int, weights: str = "metropolis") -> Graph:
@@ -89,14 +92,15 @@ def exponential(agents: int, weights: str = "metropolis") -> Graph:
 def random_regular(degree: int, agents: int, seed: int = 0, weights: str = "metropolis") -> Graph:
     """Draw a connected graph in which everybody has `degree` neighbours."""
     _whole("degree of a random regular graph", degree, least=0)
-    _agents("a random regular graph", agents, degree, _NETWORKX_BYTES)
+    _agents("a random regular graph", agents, degree)
     if degree >= agents or degree * agents % 2:
         raise GraphError(
             f"no graph of {agents} agents has {degree} links at each; "
             "the degree must be below the number of agents, and their product even"
         )
     return _connected(
-        lambda rng: nx.random_regular_graph(degree, agents, rng),
+        lambda rng: regular_links(agents, degree, rng),
+        agents,
         f"random-regular:{agents}:{degree}",
         seed,
         weights,
@@ -111,9 +115,10 @@ def erdos_renyi(
     if not 0 <= probability <= 1:
         raise GraphError(f"a link cannot have probability {probability}; accepted: 0 to 1")
     degree = probability * _whole("agents of an Erdős-Rényi graph", agents)
-    _agents("an Erdős-Rényi graph", agents, degree, _NETWORKX_BYTES)
+    _agents("an Erdős-Rényi graph", agents, degree)
     return _connected(
-        lambda rng: nx.fast_gnp_random_graph(agents, probability, rng),
+        lambda rng: independent_links(agents, probability, rng),
+        agents,
         f"erdos-renyi:{agents}:{probability:g}",
         seed,
         weights,
@@ -189,6 +194,19 @@ def from_edge_list(file: str | Path, weights: str = "metropolis") -> Graph:
     return _from_links(str(file), agents.size, i, j, weights)
 
 
+def from_links(links: str, weights: str = "metropolis") -> Graph:
+    """Join agents by the links that a text lists, such as `0-1,1-2,2-0`; agents count from 0."""
+    try:
+        pairs = [[int(end) for end in link.split("-")] for link in links.split(",")]
+        ends = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    except ValueError:
+        raise GraphError(f"the links {links!r} cannot be read; accepted: 0-1,1-2,2-0") from None
+    agents = int(ends.max()) + 1
+    if missing := sorted(set(range(agents)) - set(ends.ravel().tolist())):
+        raise GraphError(f"agent {missing[0]} has no link in {links!r}; agents count from 0")
+    return _from_links(f"links:{links}", agents, ends[:, 0], ends[:, 1], weights)
+
+
 def parse_graph(text: str | None, weights: str = "metropolis", seed: int = 0) -> Graph:
     """Build the graph that `text` names, such as `ring:5`, or read the edge list it points to.
 
@@ -241,6 +259,7 @@ _FORMS: dict[str, tuple[str, tuple[type, ...], Callable[..., Graph]]] = {
         lambda agents, degree, **how: random_regular(degree, agents, **how),
     ),
     "erdos-renyi": ("erdos-renyi:20:0.3 (agents:probability)", (int, float), erdos_renyi),
+    "links": ("links:0-1,1-2,2-0", (str,), from_links),
 }
 
 
@@ -276,15 +295,15 @@ def _whole(what: str, value: int, least: int = 1) -> int:
     return number
 
 
-def _agents(what: str, agents: int, degree: float | None = None, each: int = _BYTES) -> int:
+def _agents(what: str, agents: int, degree: float | None = None) -> int:
     """Return the number of agents unless the graph of this mean degree would not fit in memory."""
     number = _whole(f"agents of {what}", agents)
     entries = number * (number if degree is None else 1 + degree)
-    if (needed := each * entries) > (free := _free_memory()):
+    if (needed := _BYTES * entries) > (free := free_host_memory()):
         raise GraphError(
             f"{what} of {number:,} agents is too large: it takes about {needed / 1e9:,.3g} GB of "
             f"memory and {free / 1e9:,.3g} GB are free; accepted here: at most "
-            f"{free / each:,.3g} agents and links, each link counted twice"
+            f"{free / _BYTES:,.3g} agents and links, each link counted twice"
         )
     return number
 
@@ -295,31 +314,31 @@ def _rectangle(what: str, rows: int, columns: int) -> NDArray[np.int64]:
     return np.arange(_agents(what, agents, 4)).reshape(rows, columns)
 
 
-def _free_memory() -> int:
-    """Bytes that can still be allocated."""
-    try:
-        found = Path("/proc/meminfo").read_text(encoding="ascii").partition("MemAvailable:")[2]
-        return 1024 * int(found.split()[0])
-    except (OSError, IndexError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def _from_links(name: str, agents: int, i: NDArray[Any], j: NDArray[Any], weights: str) -> Graph:
     """Make the graph of the links i-j, in any order and any number of times: (links,) each."""
+    return Graph(name, mixing_matrix(_adjacency(agents, i, j), weights), weights)
+
+
+def _adjacency(agents: int, i: NDArray[Any], j: NDArray[Any]) -> sparse.csr_array:
     i, j = i[i != j], j[i != j]
     ends = np.concatenate([i, j]), np.concatenate([j, i])
     adjacency = sparse.csr_array((np.ones(ends[0].size), ends), shape=(agents, agents))
     adjacency.sum_duplicates()
     adjacency.data[:] = 1.0
-    return Graph(name, mixing_matrix(adjacency, weights), weights)
+    return adjacency
 
 
 def _connected(
-    draw: Callable[[random.Random], nx.Graph[Any]], name: str, seed: int, weights: str, advice: str
+    draw: Callable[[random.Random], Links],
+    agents: int,
+    name: str,
+    seed: int,
+    weights: str,
+    advice: str,
 ) -> Graph:
     rng = random.Random(_whole("seed", seed, least=0))
     for _ in range(TRIES):
-        drawn = draw(rng)
-        if nx.is_connected(drawn):
-            return from_networkx(drawn, weights, name)
+        adjacency = _adjacency(agents, *draw(rng))
+        if csgraph.connected_components(adjacency, directed=False)[0] == 1:
+            return Graph(name, mixing_matrix(adjacency, weights), weights)
     raise GraphError(f"{name} (seed {seed}) was not connected in {TRIES} tries; {advice}")

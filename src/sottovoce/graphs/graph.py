@@ -14,11 +14,13 @@ from scipy import sparse
 
 from sottovoce.errors import GraphError
 from sottovoce.graphs.mixing import canonical, contraction, diameter, mixing_faults
+from sottovoce.graphs.symmetry import shift_eigenvalues
 
 if TYPE_CHECKING:
     import torch
 
 DIAMETER_LIMIT = 2000
+RHO_LIMIT = 20_000
 _BY_ROUTE = ("receiver", "sender", "weight", "slot", "own", "edge", "sign")
 
 
@@ -55,6 +57,11 @@ class Routes:
         import torch
 
         return torch.bincount(self.sender, minlength=self.agents)
+
+    @cached_property
+    def place(self) -> torch.Tensor:
+        """Where a route's number lies among those of all (sender, slot) in a row: (routes,)."""
+        return self.sender * self.slots + self.slot
 
     def to(self, device: torch.device | str) -> Routes:
         """Copy the routes to `device`."""
@@ -159,15 +166,21 @@ class Graph:
         return {"name": self.name, "weights": self.weights, "agents": self.agents, "mixing": mixing}
 
     def describe(self) -> dict[str, Any]:
-        """Summarise the graph for JSON; `diameter` is None above 2,000 agents."""
-        degrees = self.degrees
+        """Summarise the graph for JSON.
+
+        `diameter` is None above 2,000 agents, and what depends on ρ above 20,000 unless a closed
+        form gives it; the property `rho` computes it at any size.
+        """
+        degrees, rho = self.degrees, None
+        if self.agents <= RHO_LIMIT or shift_eigenvalues(self.mixing) is not None:
+            rho = self.rho
         return {
             "name": self.name,
             "agents": self.agents,
             "links": int(degrees.sum()) // 2,
             "weights": self.weights,
-            "rho": self.rho,
-            "spectral_gap": self.spectral_gap,
+            "rho": rho,
+            "spectral_gap": None if rho is None else 1.0 - rho,
             "min_degree": int(degrees.min()),
             "max_degree": int(degrees.max()),
             "diameter": diameter(self.mixing) if self.agents <= DIAMETER_LIMIT else None,

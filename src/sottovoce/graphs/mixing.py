@@ -11,6 +11,7 @@ from scipy.sparse import csgraph
 from scipy.sparse import linalg as sparse_linalg
 
 from sottovoce.errors import GraphError
+from sottovoce.graphs.symmetry import shift_eigenvalues
 
 TOLERANCE = 1e-12
 DENSE_LIMIT = 500
@@ -144,8 +145,9 @@ def canonical(mixing: sparse.csr_array) -> sparse.csr_array:
 def contraction(mixing: sparse.csr_array) -> float:
     """ρ = ‖W - 11ᵀ/m‖₂ of a doubly stochastic W; 0 for one agent.
 
-    Dense up to 500 agents; beyond, from the ends of the spectrum of W, or of WᵀW where W is not
-    symmetric (ρ is then the square root of its second eigenvalue).
+    Dense up to 500 agents; beyond, from a closed form where there is one, or else from the ends of
+    the spectrum of W, or of WᵀW where W is not symmetric (ρ is then the square root of its second
+    eigenvalue).
     """
     if mixing.shape[0] <= DENSE_LIMIT:
         return _dense_rho(mixing)
@@ -182,11 +184,13 @@ def _dense_rho(mixing: sparse.csr_array) -> float:
 def _end(mixing: sparse.csr_array, side: int, tolerance: float = TOLERANCE) -> float:
     """Largest (side 1) or smallest (side -1) eigenvalue of a symmetric doubly stochastic matrix.
 
-    The eigenvalue 1 of the constant vector is left out. Lanczos settles graphs that mix well. Those
-    that mix badly (long rings, large grids) crowd their eigenvalues but factorise cheaply, so that
-    shift-invert settles them.
+    The eigenvalue 1 of the constant vector is left out. A graph that looks the same from every
+    agent has a closed form. Lanczos settles others that mix well. Those that mix badly (long paths,
+    large grids) crowd their eigenvalues but factorise cheaply, so that shift-invert settles them.
     """
-    agents = mixing.shape[0]
+    agents, known = mixing.shape[0], shift_eigenvalues(mixing)
+    if known is not None:
+        return float(side * (side * known.real[1:]).max())
     # The constant vector's eigenvalue moves to the mean of the others, where it is never an end.
     middle = float((mixing.trace() - 1) / (agents - 1))
     start = np.random.default_rng(0).standard_normal(agents)

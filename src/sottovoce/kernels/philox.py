@@ -7,6 +7,7 @@ i // q of block i mod q, q = ceil(n / p).
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -41,17 +42,17 @@ def uniform(
     device: torch.device,
 ) -> Tensor:
     """`count` numbers in [0, 1) for each run and agent: (runs, agents, count)."""
-    stored = blocks(count, dtype)
-    if usable(device) and tuple(agents) == tuple(range(agents[0], agents[0] + len(agents))):
+    stored, agent = blocks(count, dtype), _numbers(_fixed(agents), device)
+    if usable(device):
         from sottovoce.kernels.device.random import fill
 
         out = torch.empty(len(runs), len(agents), count, dtype=dtype, device=device)
         grid = (len(runs) * len(agents), -(-stored // _BLOCK))
-        double, first = dtype == torch.float64, (runs.start, agents[0])
-        fill[grid](out, key, round, *first, count, stored, len(agents), double, _BLOCK)
+        double, sizes = dtype == torch.float64, (count, stored, len(agents))
+        fill[grid](out, key, round, runs.start, agent, *sizes, double, _BLOCK)
         return out
     run = torch.arange(runs.start, runs.stop, device=device)[:, None, None]
-    agent = torch.tensor(agents, device=device)[:, None]
+    agent = agent[:, None]
     counter = (torch.arange(stored, device=device), agent, run, torch.tensor(round, device=device))
     found = words(torch.broadcast_tensors(*counter), key)
     if dtype == torch.float32:
@@ -60,6 +61,19 @@ def uniform(
         pairs = (found[:2], found[2:])
         numbers = [(high << 20 | low >> 12).to(dtype) * 2.0**-52 for high, low in pairs]
     return torch.cat(numbers, -1)[..., :count].contiguous()
+
+
+@lru_cache(maxsize=256)
+def _numbers(agents: range | tuple[int, ...], device: torch.device) -> Tensor:
+    """The agents' numbers on a device, copied there once."""
+    if isinstance(agents, range):
+        return torch.arange(agents.start, agents.stop, agents.step, device=device)
+    return torch.tensor(agents, device=device)
+
+
+def _fixed(agents: Sequence[int]) -> range | tuple[int, ...]:
+    """What can be remembered."""
+    return agents if isinstance(agents, range) else tuple(agents)
 
 
 def blocks(count: int, dtype: torch.dtype) -> int:

@@ -69,13 +69,19 @@ class CipherStreams(Streams):
 
     A counter block is (round, run, agent, index), so that any number can be had without those
     before it. The counter blocks of many streams, or a part of a long one's, are one encryption.
+    key: 32 secret bytes in place of fresh ones of the operating system.
     """
 
     def __init__(
-        self, runs: range, agents: Sequence[int], insecure_seed: int | None = None
+        self,
+        runs: range,
+        agents: Sequence[int],
+        insecure_seed: int | None = None,
+        *,
+        key: bytes | None = None,
     ) -> None:
         super().__init__(runs, agents, torch.device("cpu"))
-        self._master = master_key(insecure_seed)
+        self._master = key or master_key(insecure_seed)
         self._ciphers: dict[_Address, CipherContext] = {}
         self._ahead: dict[_Address, tuple[int, Tensor]] | None = {}
         self._desk = _Desk()
@@ -89,8 +95,8 @@ class CipherStreams(Streams):
 
     def _number(self) -> None:
         """Lay out run and agent of every stream; the ciphers and the desk may be shared."""
-        self._run = np.repeat(np.asarray(self.runs, dtype=">u4"), len(self.agents))
-        self._agent = np.tile(np.asarray(self.agents, dtype=">u4"), len(self.runs))
+        self._run = np.repeat(_numbers(self.runs), len(self.agents))
+        self._agent = np.tile(_numbers(self.agents), len(self.runs))
         # A desk remembers whose counters it holds by number: a reference would make a cycle.
         self._serial = next(_SERIALS)
 
@@ -147,11 +153,13 @@ class CipherStreams(Streams):
                 block = rows[top : top + height, left * each : (left + width) * each]
                 wide = min(width, across - left)
                 counters = desk.lay_out(len(block), wide)
-                number = np.arange(top, top + len(block))
                 if desk.lacks("round", (round, rounds, top if rounds > 1 else 0)):
-                    counters[..., 0] = round + number[:, None] // len(self._run)
+                    counters[..., 0] = round
+                    if rounds > 1:
+                        number = np.arange(top, top + len(block))
+                        counters[..., 0] += (number // len(self._run)).astype(">u4")[:, None]
                 if desk.lacks("streams", (self._serial, rounds, top)):
-                    stream = number % len(self._run)
+                    stream = np.arange(top, top + len(block)) % len(self._run)
                     counters[..., 1] = self._run[stream, None]
                     counters[..., 2] = self._agent[stream, None]
                 if desk.lacks("index", left):
@@ -170,6 +178,13 @@ class CipherStreams(Streams):
             key = AES256(digest(32, self._master, *address))
             self._ciphers[address] = Cipher(key, ECB()).encryptor()
         return self._ciphers[address]
+
+
+def _numbers(given: Sequence[int]) -> NDArray[np.uint32]:
+    """Numbers of runs or agents as the counter blocks hold them."""
+    if isinstance(given, range):
+        return np.arange(given.start, given.stop, given.step).astype(">u4")
+    return np.asarray(given, dtype=">u4")
 
 
 def _to_uniform(bits: NDArray[np.uint8], dtype: torch.dtype) -> _Block:

@@ -33,9 +33,8 @@ class Streams(ABC):
     """Private random numbers for `runs` x `agents`, addressed by purpose and round."""
 
     def __init__(self, runs: range, agents: Sequence[int], device: torch.device) -> None:
-        self.runs = runs
-        self.agents = tuple(agents)
-        self.device = device
+        self.runs, self.device = runs, device
+        self.agents = _kept(agents)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(runs={len(self.runs)}, agents={len(self.agents)})"
@@ -51,7 +50,7 @@ class Streams(ABC):
     def _sharing(self, runs: range, agents: Sequence[int]) -> Self:
         """Streams of other runs and agents that share the keys."""
         part = copy(self)
-        part.runs, part.agents = runs, tuple(agents)
+        part.runs, part.agents = runs, _kept(agents)
         return part
 
     @abstractmethod
@@ -70,6 +69,22 @@ class Streams(ABC):
         """`count` standard normal numbers for each run and agent: (runs, agents, count)."""
         return to_normal(self.uniform(purpose, round, count, dtype))
 
+    def exact_normal(
+        self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
+    ) -> Tensor:
+        """Standard normal numbers for noise that a proof counts on: (runs, agents, count).
+
+        The low bits of a single draw, added to a number and rounded, tell what it was added to
+        (Mironov 2012). Here each number is half the sum of four independent draws, which cannot be
+        solved for its terms (Holohan and Braghin 2021). A proof needs float64: float32 draws take
+        2^23 values and end at 5.29 standard deviations.
+        """
+        first, *others = (f"{purpose}, term {term} of 4" for term in range(1, 5))
+        total = self.normal(first, round, count, dtype)
+        for term in others:
+            total += self.normal(term, round, count, dtype)
+        return total.mul_(0.5)
+
     @abstractmethod
     def add_normal_(self, tensor: Tensor, deviation: float, purpose: str, round: int) -> None:
         """Add to each entry of (runs, agents, d) its own Gaussian number of this deviation."""
@@ -80,6 +95,11 @@ class Streams(ABC):
         A tensor `high` has shape (agents, 1). The bias is below high / 2**52.
         """
         return (self.uniform(purpose, round, count) * high).long()
+
+
+def _kept(agents: Sequence[int]) -> Sequence[int]:
+    """The agents' numbers, which nobody alters; a range of a million takes no memory."""
+    return agents if isinstance(agents, range) else tuple(agents)
 
 
 def warn_about_seed() -> None:

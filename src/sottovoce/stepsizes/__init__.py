@@ -6,6 +6,7 @@ from sottovoce.stepsizes.laws import Experiment as Experiment
 from sottovoce.stepsizes.laws import Law as Law
 from sottovoce.stepsizes.laws import Uniform as Uniform
 from sottovoce.stepsizes.schedules import Custom as Custom
+from sottovoce.stepsizes.schedules import Falling as Falling
 from sottovoce.stepsizes.schedules import Power as Power
 from sottovoce.stepsizes.schedules import PrivateDeviation as PrivateDeviation
 from sottovoce.stepsizes.stepsize import Stepsize as Stepsize

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -68,6 +68,42 @@ class Power:
     def base(self, round: int, agent: int = 0) -> float:
         scale = self.scale[agent] if isinstance(self.scale, tuple) else self.scale
         return float(scale / (self.count(round) + self.offset) ** self.exponent)
+
+
+@dataclass(frozen=True)
+class Falling:
+    """Constant for the first half of `rounds`, then falling linearly to a tenth of `scale`.
+
+    For a training of a fixed length, as guarantees need: the end averages the noise out. It meets
+    no theorem's conditions, which speak of trainings without end; after `rounds` it stays there.
+    """
+
+    scale: float
+    rounds: int
+    block: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.scale) and self.scale > 0) or self.rounds < 1:
+            raise StepsizeError(
+                f"a schedule that falls from {self.scale} over {self.rounds} rounds is not usable; "
+                "accepted: a positive number and at least 1 round, as in 2:falling=940"
+            )
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """All numbers, as JSON."""
+        return {"scale": float(self.scale), "falling": self.rounds}
+
+    def __str__(self) -> str:
+        return f"{_plain(self.scale)}:falling={self.rounds}"
+
+    def count(self, round: int) -> int:
+        """The k of a round."""
+        return round
+
+    def base(self, round: int, agent: int = 0) -> float:
+        gone = min(1.0, max(0.0, 2.0 * round / self.rounds - 1.0))
+        return self.scale * (1.0 - 0.9 * gone)
 
 
 @dataclass(frozen=True)

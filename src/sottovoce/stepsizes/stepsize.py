@@ -16,7 +16,7 @@ from torch import Tensor
 from sottovoce.errors import StepsizeError
 from sottovoce.randomness import Streams
 from sottovoce.stepsizes.laws import LAWS, Deterministic, Experiment, Law
-from sottovoce.stepsizes.schedules import Custom, Power, PrivateDeviation
+from sottovoce.stepsizes.schedules import Custom, Falling, Power, PrivateDeviation
 from sottovoce.storage.identity import code_of
 
 
@@ -28,7 +28,7 @@ class Stepsize:
     `per="agent"` one number for the whole gradient (the paper's convex experiment).
     """
 
-    schedule: Power | Custom = Power()  # noqa: RUF009
+    schedule: Power | Falling | Custom = Power()  # noqa: RUF009
     law: Law = Experiment()  # noqa: RUF009
     per: Literal["coordinate", "agent"] = "coordinate"
     deviation: PrivateDeviation | None = None
@@ -40,9 +40,19 @@ class Stepsize:
             )
 
     def __str__(self) -> str:
-        """The text that `parse_stepsize` reads back, where the schedule is a plain power."""
+        """The text that `parse_stepsize` reads back, unless the schedule is of your own."""
         block = f":block={self.schedule.block}" if self.schedule.block > 1 else ""
         return f"{self.law.name}:{self.schedule}{block}:{self.per}"
+
+    @property
+    def differs(self) -> bool:
+        """Whether agents have schedules of different scale."""
+        return self._scales is not None
+
+    @property
+    def _scales(self) -> tuple[float, ...] | None:
+        scales = getattr(self.schedule, "scale", None)
+        return scales if isinstance(scales, tuple) else None
 
     def interval(self, round: int, agent: int = 0) -> tuple[float, float]:
         """Smallest and largest stepsize that an agent may draw in a round."""
@@ -65,8 +75,7 @@ class Stepsize:
 
         gradient: (runs, agents, d), the agents being those of `streams`.
         """
-        scales = getattr(self.schedule, "scale", 1.0)
-        if isinstance(scales, tuple):
+        if (scales := self._scales) is not None:
             last = max(streams.agents)
             if last >= len(scales):
                 raise StepsizeError(
@@ -90,11 +99,10 @@ class Stepsize:
 
     def common_interval(self, round: int) -> tuple[float, float] | None:
         """Where every coordinate of every agent draws; None where agents differ or share a draw."""
-        differ = isinstance(getattr(self.schedule, "scale", None), tuple)
         deviate = self.deviation is not None and round <= self.deviation.rounds
         low, high = self.interval(round)
         shared = self.per == "agent" and low != high
-        return None if differ or deviate or shared else (low, high)
+        return None if self.differs or deviate or shared else (low, high)
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -121,21 +129,27 @@ class Stepsize:
                 f"the stored stepsize uses {used}, but {given or 'nothing'} was given; give the "
                 "Stepsize with which the numbers were made"
             )
-        scale = schedule["scale"]
-        power = Power(**schedule | {"scale": tuple(scale) if isinstance(scale, list) else scale})
-        return cls(power, LAWS[law], spec["per"], deviation and PrivateDeviation(**deviation))
+        deviation = deviation and PrivateDeviation(**deviation)
+        return cls(_schedule_from(schedule), LAWS[law], spec["per"], deviation)
 
     def describe(self) -> dict[str, Any]:
         """The public part as JSON."""
-        scales = getattr(self.schedule, "scale", None)
+        scales = self._scales
         return {
             "law": self.law.name,
             "schedule": str(self.schedule),
-            **({"scales": list(scales)} if isinstance(scales, tuple) else {}),
+            **({"scales": list(scales)} if scales else {}),
             "block": self.schedule.block,
             "per": self.per,
             "private_deviation": self.deviation is not None,
         }
+
+
+def _schedule_from(spec: Mapping[str, Any]) -> Power | Falling:
+    scale = spec["scale"]
+    if "falling" in spec:
+        return Falling(scale, spec["falling"])
+    return Power(**{**spec, "scale": tuple(scale) if isinstance(scale, list) else scale})
 
 
 _NUMBER = r"\d+(?:\.\d*)?(?:e[+-]?\d+)?"
@@ -148,11 +162,12 @@ def parse_stepsize(text: str) -> Stepsize:
     """Read a stepsize from the command line: parts joined by ':', in any order.
 
     A law (`deterministic`, `experiment`, `uniform`), a schedule (`1/k`, `0.3/(k+5)^0.75`, `0.1`),
-    `block=187`, and `agent` or `coordinate`. A schedule without a law is deterministic.
+    `block=187`, `falling=940`, and `agent` or `coordinate`. A schedule without a law is
+    deterministic.
     """
     law: Law | None = None
     mean: re.Match[str] | None = None
-    block, per = 1, "coordinate"
+    block, per, falling = 1, "coordinate", 0
     for part in text.replace(" ", "").split(":"):
         if part in LAWS:
             law = LAWS[part]
@@ -160,18 +175,27 @@ def parse_stepsize(text: str) -> Stepsize:
             per = part
         elif match := re.fullmatch(r"block=(\d+)", part):
             block = int(match[1])
+        elif match := re.fullmatch(r"falling=(\d+)", part):
+            falling = int(match[1])
         elif match := _MEAN.fullmatch(part):
             mean = match
         else:
             raise StepsizeError(
                 f"{part!r} in the stepsize {text!r} is not understood; accepted, joined by ':': "
                 f"a law ({', '.join(LAWS)}), a schedule (1/k, 0.3/(k+5)^0.75, 0.1), block=187, "
-                "agent or coordinate"
+                "falling=940 (rounds, with a constant), agent or coordinate"
             )
-    schedule = Power(block=block)
-    if mean:
+    schedule: Power | Falling = Power(block=block)
+    if mean and not falling:
         exponent = float(mean["p"]) if mean["p"] else float("/" in mean[0])
         schedule = Power(float(mean["c"]), exponent, float(mean["k0"] or 0), block)
+    if falling:
+        if not mean or "/" in mean[0] or block > 1:
+            raise StepsizeError(
+                f"the stepsize {text!r} falls over {falling} rounds from no constant; accepted: a "
+                "constant and no block, as in 2:falling=940"
+            )
+        schedule = Falling(float(mean["c"]), falling)
     law = law or (Deterministic() if mean else Experiment())
     return Stepsize(schedule, law, per)  # type: ignore[arg-type]
 

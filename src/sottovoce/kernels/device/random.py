@@ -23,15 +23,18 @@ def blocks(key, block, agent, run, round):
                      (zero + run).to(tl.uint32), (zero + round).to(tl.uint32))  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["key", "round", "first_run", "first_agent"])
+@triton.jit(do_not_specialize=["key", "round", "first_run"])
 def fill(
-    out, key, round, first_run, first_agent, count, stored,
+    out, key, round, first_run, agents, count, stored,
     AGENTS: tl.constexpr, DOUBLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Rows of `count` uniform numbers: grid (runs x agents, blocks of counters)."""
+    """Rows of `count` uniform numbers: grid (runs x agents, blocks of counters).
+
+    agents: a pointer to the agents' numbers.
+    """
     row = tl.program_id(0)
     block = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    agent = first_agent + row % AGENTS
+    agent = tl.load(agents + row % AGENTS)
     w0, w1, w2, w3 = blocks(key, block, agent, first_run + row // AGENTS, round)
     out += row.to(tl.int64) * count
     there = block < stored
