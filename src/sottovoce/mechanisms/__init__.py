@@ -2,38 +2,74 @@
 
 from sottovoce.mechanisms.examination import check, in_blocks, public_split, shares_edges
 from sottovoce.mechanisms.flow import Clock, Flow, Scope
+from sottovoce.mechanisms.gossip_parts import (
+    Acceleration,
+    CancellingNoise,
+    Coupling,
+    SentLaplace,
+    SentNoise,
+)
 from sottovoce.mechanisms.mechanism import Mechanism
 from sottovoce.mechanisms.named import (
     ALGORITHMS,
+    DECOR,
     DSGD,
+    LDPDSGD,
     PARTS,
     PDSGD,
     NoisyDSGD,
+    PrivatePDSGD,
     ZeroSumDSGD,
     as_mechanism,
     mechanism_from,
     parse_algorithm,
 )
-from sottovoce.mechanisms.part import Part, Place, Split
-from sottovoce.mechanisms.parts import GradientNoise, Shares, ZeroSumNoise
+from sottovoce.mechanisms.over_time import NoiseOverTime
+from sottovoce.mechanisms.part import Bound, Part, Place, Split
+from sottovoce.mechanisms.parts import (
+    Clip,
+    EdgeNoise,
+    GradientNoise,
+    Shares,
+    StepNoise,
+    ZeroSumNoise,
+)
+from sottovoce.mechanisms.published import Mafalda, Muffliato, WangNedic, ZipDL
 
 __all__ = [
     "ALGORITHMS",
+    "DECOR",
     "DSGD",
+    "LDPDSGD",
     "PARTS",
     "PDSGD",
+    "Acceleration",
+    "Bound",
+    "CancellingNoise",
+    "Clip",
     "Clock",
+    "Coupling",
+    "EdgeNoise",
     "Flow",
     "GradientNoise",
+    "Mafalda",
     "Mechanism",
+    "Muffliato",
+    "NoiseOverTime",
     "NoisyDSGD",
     "Part",
     "Place",
+    "PrivatePDSGD",
     "Scope",
+    "SentLaplace",
+    "SentNoise",
     "Shares",
     "Split",
+    "StepNoise",
+    "WangNedic",
     "ZeroSumDSGD",
     "ZeroSumNoise",
+    "ZipDL",
     "as_mechanism",
     "check",
     "in_blocks",

@@ -20,11 +20,15 @@ _LARGEST = 32
 _SHAPE = (2, 5)
 """Runs and coordinates of the numbers played with."""
 _TOLERANCE = 1e-9
+_PLAYED = Stepsize(law=Uniform())
 
 
-def check(mechanism: Mechanism, graph: Graph) -> None:
-    """Raise `AlgorithmError` unless every part keeps what it claims, with all faults at once."""
-    if faults := list(_faults(mechanism, _stand_in(graph))):
+def check(mechanism: Mechanism, graph: Graph, stepsize: Stepsize = _PLAYED) -> None:
+    """Raise `AlgorithmError` unless every part keeps what it claims, with all faults at once.
+
+    stepsize: the one that is to be used; it decides whether noise cancels between agents.
+    """
+    if faults := [*_bound_faults(mechanism), *_faults(mechanism, _stand_in(graph), stepsize)]:
         raise AlgorithmError(f"{mechanism}: " + "; ".join(faults))
 
 
@@ -53,7 +57,21 @@ def _stand_in(graph: Graph) -> Graph:
     return graph if graph.agents <= _LARGEST else ring(8)
 
 
-def _faults(mechanism: Mechanism, graph: Graph) -> Iterator[str]:
+def _bound_faults(mechanism: Mechanism) -> Iterator[str]:
+    if (bound := mechanism.bound) is None:
+        return
+    norms = torch.cat([torch.zeros(1), torch.logspace(-30, 30, 121)]).double()
+    most = float((bound.factors(norms.clone()) * norms).max())
+    if not most <= bound.norm * (1 + _TOLERANCE):
+        yield (
+            f"{type(bound).__name__} says that a sample contributes at most {bound.norm:.4g}, but "
+            f"its factors let {most:.4g} through"
+        )
+
+
+def _faults(mechanism: Mechanism, graph: Graph, stepsize: Stepsize) -> Iterator[str]:
+    means = [[stepsize.mean(k, agent) for agent in range(graph.agents)] for k in (1, 2)]
+    apart = any(len(set(each)) > 1 for each in means)
     for part in mechanism.parts:
         others = () if part.place == "split" else (Shares("weights"),)
         alone = replace(mechanism, parts=(*others, part))
@@ -70,6 +88,14 @@ def _faults(mechanism: Mechanism, graph: Graph) -> Iterator[str]:
             continue
         if part.keeps_average and (fault := _average_fault(flow, graph)):
             yield f"{name} says that it keeps the average, but {fault}"
+        elif part.keeps_average and apart:
+            flow, _ = _played(alone, graph, stepsize=stepsize)
+            if fault := _average_fault(flow, graph):
+                yield (
+                    f"{name} keeps the average only where all agents have the same mean stepsize, "
+                    f"which is between {min(means[0]):.4g} and {max(means[0]):.4g} in round 1; "
+                    "give all agents one schedule"
+                )
         if part.linear and not _is_linear(alone, graph, once):
             yield f"{name} says that it is linear, but twice the input is not twice the output"
         if part.by_coordinate and not _is_by_coordinate(alone, graph, once):
@@ -84,9 +110,11 @@ def _inputs(graph: Graph) -> tuple[Tensor, Tensor]:
     return x, g
 
 
-def _flow(graph: Graph, x: Tensor, g: Tensor, loudness: float = 1.0) -> Flow:
+def _flow(
+    graph: Graph, x: Tensor, g: Tensor, loudness: float = 1.0, stepsize: Stepsize = _PLAYED
+) -> Flow:
     streams = _Louder(graph.agents, loudness)
-    return Flow(x.clone(), g.clone(), graph.routes(), streams, Stepsize(law=Uniform()), Clock(1))
+    return Flow(x.clone(), g.clone(), graph.routes(), streams, stepsize, Clock(1))
 
 
 def _played(
@@ -94,10 +122,11 @@ def _played(
     graph: Graph,
     given: tuple[Tensor, Tensor] | None = None,
     loudness: float = 1.0,
+    stepsize: Stepsize = _PLAYED,
 ) -> tuple[Flow, Tensor]:
     """Two rounds: the flow, and all messages and the last states as rows, (rows, coordinates)."""
     x, g = given or _inputs(graph)
-    flow, seen = _flow(graph, x, g, loudness), list[Tensor]()
+    flow, seen = _flow(graph, x, g, loudness, stepsize), list[Tensor]()
     for round in (1, 2):
         flow.at, flow.s = Clock(round), g.clone()
         take_step(mechanism, flow)
@@ -150,6 +179,11 @@ class _Louder(DeviceStreams):
         self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
     ) -> Tensor:
         return super().normal(purpose, round, count, dtype).mul_(self._loudness)
+
+    def exact_normal(
+        self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
+    ) -> Tensor:
+        return self.normal(purpose, round, count, dtype)
 
     def add_normal_(self, tensor: Tensor, deviation: float, purpose: str, round: int) -> None:
         super().add_normal_(tensor, deviation * self._loudness, purpose, round)

@@ -17,6 +17,9 @@ from sottovoce.graphs import Routes
 from sottovoce.randomness import Streams
 from sottovoce.stepsizes import Stepsize
 
+_BLOCK_NUMBERS = {True: 1 << 16, False: 1 << 25}
+"""Draws for a proof held at a time, one for each route: on a CPU, and elsewhere."""
+
 
 class Scope(Enum):
     """Who holds a private number: an agent, the sender on a link, or both ends of an edge."""
@@ -58,7 +61,10 @@ class Flow:
     @property
     def mean_stepsize(self) -> Tensor:
         """The public mean λ̄ of every sender's stepsize: (senders, 1)."""
-        means = [self.stepsize.mean(self.at.round, agent) for agent in self.streams.agents]
+        round, agents = self.at.round, self.streams.agents
+        if not self.stepsize.differs:
+            return self.x.new_full((len(agents), 1), self.stepsize.mean(round))
+        means = [self.stepsize.mean(round, agent) for agent in agents]
         return self.x.new_tensor(means).unsqueeze(-1)
 
     def by_route(self, values: Tensor) -> Tensor:
@@ -68,6 +74,11 @@ class Flow:
     def over_routes(self, values: Tensor) -> Tensor:
         """The sum over each sender's routes: (runs, routes, n) -> (runs, senders, n)."""
         total = values.new_zeros(values.shape[0], self.routes.agents, values.shape[2])
+        if values.shape[2] == 1:
+            # The same sums in the same order, many times as fast where each is one number.
+            sender = self.routes.sender.expand(len(values), -1)
+            total.squeeze(2).scatter_add_(1, sender, values.squeeze(2))
+            return total
         return total.index_add_(1, self.routes.sender, values)
 
     def mean_over_routes(self, values: Tensor) -> Tensor:
@@ -84,28 +95,65 @@ class Flow:
         agent's route to itself 0. round: the one under way, or an earlier one, whose numbers come
         again.
         """
-        return self._draw(self.streams.uniform, scope, purpose, single, round)
+        dtype = torch.float64 if single else self.s.dtype
+        return self._draw(self.streams.uniform, scope, purpose, round, dtype, single)
 
     def normal(self, scope: Scope, purpose: str, *, round: int | None = None) -> Tensor:
         """Private standard normal numbers, as for `uniform`."""
-        return self._draw(self.streams.normal, scope, purpose, False, round)
+        return self._draw(self.streams.normal, scope, purpose, round, self.s.dtype)
+
+    def exact_normal(self, scope: Scope, purpose: str, *, round: int | None = None) -> Tensor:
+        """Standard normal numbers for noise that a proof counts on, in float64, as for `uniform`.
+
+        See `Streams.exact_normal`; `add_exactly` adds what is made of them to the step.
+        """
+        return self._draw(self.streams.exact_normal, scope, purpose, round, torch.float64)
 
     def add_normal_(self, tensor: Tensor, deviation: float, purpose: str) -> None:
         """Add Gaussian numbers of this deviation to (runs, senders, d) without storing them."""
         self.asked.add(Scope.AGENT)
         self.streams.add_normal_(tensor, deviation, self._named(purpose), self.at.round)
 
+    def add_exactly(self, noise: Callable[["Flow"], Tensor]) -> None:
+        """Add to `s` in float64 what `noise` makes of a flow, and round afterwards, in place.
+
+        noise: gives (runs, senders, d) in float64 for the flow that it gets, which may be some runs
+        and senders of this one, so that little of it is held at a time.
+        """
+        for runs, senders, routes, streams in self._blocks():
+            x, s = self.x[runs, senders], self.s[runs, senders]
+            part = Flow(x, s, routes, streams, self.stepsize, self.at, asked=self.asked)
+            if s.dtype == torch.float64:
+                s.add_(noise(part))
+            else:
+                s.copy_(noise(part).add_(s))
+
+    def _blocks(self) -> list[tuple[slice, slice, Routes, Streams]]:
+        """Runs and senders to draw for in turn, as many as memory for draws holds."""
+        whole, (runs, senders, d) = slice(None), self.s.shape
+        rows = _BLOCK_NUMBERS[self.s.device.type == "cpu"] // max(1, self.routes.slots * d)
+        if rows >= runs * senders or runs * senders == 1:
+            return [(whole, whole, self.routes, self.streams)]
+        at_once, together = max(1, min(rows, senders)), max(1, rows // senders)
+        return [
+            (some, part, routes, self.streams.part(some, part))
+            for part in (slice(at, at + at_once) for at in range(0, senders, at_once))
+            for routes in [self.routes.part(part)]
+            for some in (slice(at, at + together) for at in range(0, runs, together))
+        ]
+
     def _draw(
         self,
         draw: Callable[[str, int, int, torch.dtype], Tensor],
         scope: Scope,
         purpose: str,
-        single: bool,
         round: int | None,
+        dtype: torch.dtype,
+        single: bool = False,
     ) -> Tensor:
         self.asked.add(scope)
         purpose, round = self._named(purpose), self.at.round if round is None else round
-        count, dtype = (1, torch.float64) if single else (self.s.shape[-1], self.s.dtype)
+        count = 1 if single else self.s.shape[-1]
         if scope is Scope.AGENT:
             return draw(purpose, round, count, dtype)
         if scope is Scope.EDGE:
@@ -113,23 +161,28 @@ class Flow:
         routes = self.routes
         if single:
             # Few numbers: those of all links of an agent are one draw.
-            return draw(purpose, round, routes.slots, dtype)[:, routes.sender, routes.slot, None]
-        drawn = self.s.new_empty(len(self.s), len(routes.sender), count)
+            numbers = draw(purpose, round, routes.slots, dtype).flatten(1)
+            return numbers.index_select(1, routes.place).unsqueeze(-1)
+        drawn = self.s.new_empty(len(self.s), len(routes.sender), count, dtype=dtype)
         for slot in range(routes.slots):
             here = (routes.slot == slot).nonzero().flatten()
             if len(here):
-                numbers = draw(f"{purpose}, slot {slot}", round, count, dtype)
-                drawn.index_copy_(1, here, numbers.index_select(1, routes.sender[here]))
+                each = draw(f"{purpose}, slot {slot}", round, count, dtype)
+                drawn.index_copy_(1, here, each.index_select(1, routes.sender[here]))
         return drawn
 
     def _by_edge(
         self, kind: str, purpose: str, round: int, count: int, dtype: torch.dtype
     ) -> Tensor:
-        edges, place = self.routes.edge.unique(return_inverse=True)
-        streams = self.streams.renumbered(edges.tolist())
-        numbers: Tensor = getattr(streams, kind)(f"{purpose}, edge", round, count, dtype)
-        drawn = numbers.index_select(1, place)
-        return drawn.masked_fill_(self.routes.own[:, None], 0.0)
+        between = (~self.routes.own).nonzero().flatten()
+        shape = len(self.s), len(self.routes.edge), count
+        drawn = torch.zeros(shape, dtype=dtype, device=self.s.device)
+        if len(between):
+            edges, place = self.routes.edge[between].unique(return_inverse=True)
+            streams = self.streams.renumbered(edges.tolist())
+            numbers: Tensor = getattr(streams, kind)(f"{purpose}, edge", round, count, dtype)
+            drawn.index_copy_(1, between, numbers.index_select(1, place))
+        return drawn
 
     def _named(self, purpose: str) -> str:
         return f"{purpose}, exchange {self.at.inner}" if self.at.inner else purpose

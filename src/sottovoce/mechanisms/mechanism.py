@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from sottovoce.errors import AlgorithmError
-from sottovoce.mechanisms.part import PLACES, Part, Place, Split
+from sottovoce.mechanisms.part import PLACES, Bound, Part, Place, Split
 from sottovoce.stepsizes import Deterministic, Stepsize
 
 
@@ -14,8 +14,8 @@ class Mechanism:
     """A chain of parts under a name, such as `PDSGD()`; `+` puts a part where it belongs.
 
     name: the text that `parse_algorithm` reads back. parts: in the order of `PLACES`, just one of
-    them a `Split`. default_stepsize: what the chain's source uses with it. exchanges: how often the
-    agents exchange messages in one round.
+    them a `Split` and at most one a `Bound`. default_stepsize: what the chain's source uses with
+    it. exchanges: how often the agents exchange messages in one round.
     """
 
     name: str
@@ -38,6 +38,12 @@ class Mechanism:
                 f"{self.exchanges} exchanges a round; accepted: one such part, such as "
                 "Shares('weights'), and at least one exchange"
             )
+        bounds = self.at("samples")
+        if len(bounds) > 1 or not all(hasattr(part, "factors") for part in bounds):
+            raise AlgorithmError(
+                f"{self.name} has {', '.join(map(repr, bounds))} to bound samples; accepted: at "
+                "most one Bound, such as Clip(1.0)"
+            )
 
     def at(self, place: Place) -> tuple[Part, ...]:
         """The parts that stand at one place of the chain."""
@@ -54,6 +60,11 @@ class Mechanism:
         if not hasattr(part, "coefficients"):
             raise AlgorithmError(f"{self.name}: {part!r} splits the step but is not a Split")
         return part  # type: ignore[return-value]
+
+    @property
+    def bound(self) -> Bound | None:
+        """The part that bounds what a sample contributes, if the chain has one."""
+        return next(iter(self.at("samples")), None)  # type: ignore[return-value]
 
     @property
     def plain(self) -> bool:

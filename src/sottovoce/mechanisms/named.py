@@ -5,21 +5,34 @@ gradient-noise:0.1+pdsgd    parts joined to a named chain; each goes where it be
 my_rule.py:drowned:0.2      what `drowned(0.2)` of a file of your own returns
 """
 
-import hashlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NoReturn
 
 from sottovoce.errors import AlgorithmError
+from sottovoce.mechanisms.gossip_parts import (
+    Acceleration,
+    CancellingNoise,
+    Coupling,
+    SentLaplace,
+    SentNoise,
+)
 from sottovoce.mechanisms.mechanism import Mechanism
+from sottovoce.mechanisms.over_time import NoiseOverTime
 from sottovoce.mechanisms.part import Part
-from sottovoce.mechanisms.parts import GradientNoise, Shares, ZeroSumNoise
+from sottovoce.mechanisms.parts import (
+    Clip,
+    EdgeNoise,
+    GradientNoise,
+    Shares,
+    StepNoise,
+    ZeroSumNoise,
+)
+from sottovoce.mechanisms.published import Mafalda, Muffliato, WangNedic, ZipDL
 from sottovoce.stepsizes import Experiment, Stepsize
+from sottovoce.storage.user_files import file_and_name, is_in_file, object_in
 
 
 def DSGD() -> Mechanism:
@@ -57,10 +70,64 @@ def ZeroSumDSGD(noise: float = 0.1, mixing: str = "weights") -> Mechanism:
 
     share_ij = b_ij s_j + λ̄_j σ n_ij with Σ_{i in N_j} n_ij = 0 (`ZeroSumNoise`); n_jj stays with
     agent j. With the default `weights` (b_ij = w_ij) two messages of one sender differ by noise
-    alone. It promises noise against observers, not differential privacy: over rounds the noise
-    telescopes, and repeated data wear it down.
+    alone. Noise that cancels over a neighbourhood is that of Gade and Vaidya (2018); Zip-DL (2025)
+    adds it to models. It promises noise on coordinates and hides no record: an observer with
+    candidates adds up all coordinates, over rounds the noise telescopes, and repeated data wear it
+    down.
     """
     return Mechanism(f"zero-sum:{noise}:{mixing}", (Shares(mixing), ZeroSumNoise(noise)))
+
+
+def LDPDSGD(noise: float = 1e-2, clip: float = 1.0, shares: str = "keep") -> Mechanism:
+    """Decentralized DP-SGD: clipped samples, and independent noise on every agent's step.
+
+    s_j = λ ((1/B) Σ_n clip(g_n) + σ z_j): the DP-SGD of Abadi et al. 2016 at every agent, the
+    baseline called LDP in Allouah et al. 2024. `noise` is σ of a coordinate in the unit of the
+    divided gradient: the noise multiplier m is σ = m C / B.
+
+    It promises (ε, δ) for one record against an observer of every message and every model, however
+    many agents collude with it, where batches are Poisson samples: `sottovoce plan` finds σ. It
+    does not hide which agents take part, nor a person who has many records as well as one record.
+    """
+    parts = (Clip(clip), StepNoise(noise), Shares(shares))
+    return Mechanism(f"ldp-dsgd:{noise}:{clip}:{shares}", parts)
+
+
+def DECOR(
+    noise: float = 5e-3, edge: float = 1e-2, clip: float = 1.0, shares: str = "weights"
+) -> Mechanism:
+    """Noise that cancels between neighbours, and a small independent part (Allouah et al. 2024).
+
+    s_i = λ ((1/B) Σ_n clip(g_n) + σ z_i + σ_c Σ_{e at i} ±z_e): both ends of an edge draw z_e from
+    a secret that they share and add it with opposite signs, so that the average feels σ alone.
+    What protects agent i's record is 1 / (Σ^-1)_ii with Σ = σ² I + σ_c² L and the graph's Laplacian
+    L. With the default `weights` (b_ij = w_ij) the noise mixes at once, which spares the agents'
+    own models.
+
+    It promises (ε, δ) for one record against an eavesdropper, with less noise on the average than
+    independent noise needs. An agent knows the noise of its own edges: against curious agents L is
+    that of the others, and an agent all of whose neighbours collude has its independent part alone.
+    """
+    parts = (Clip(clip), StepNoise(noise), EdgeNoise(edge), Shares(shares))
+    return Mechanism(f"decor:{noise}:{edge}:{clip}:{shares}", parts)
+
+
+def PrivatePDSGD(
+    noise: float = 5e-3, edge: float = 1e-2, clip: float = 1.0, mixing: str = "uniform"
+) -> Mechanism:
+    """The paper's algorithm with a proof: random shares of a step that is protected already.
+
+    v_ij = w_ij x_j - b_ij s_j with b_ij random, Σ_{i in N_j} b_ij = 1, and s_j = Λ_j (1/B) Σ_n
+    clip(g_n) + λ̄ (σ z_j + σ_c Σ_e ±z_e): eq. proposed_algorithm behind the noise of `DECOR`. The
+    noise stands behind Λ at the public mean stepsize, since random stepsizes of their own would
+    undo the cancelling between two ends. The default stepsize is public; with a random law the
+    sensitivity counts Λ at its largest.
+
+    It promises what `DECOR` promises, against the same observers: b and Λ, drawn independently of
+    the data, only process what is protected. They are given no credit of their own.
+    """
+    parts = (Clip(clip), StepNoise(noise), EdgeNoise(edge), Shares(mixing))
+    return Mechanism(f"dp-pdsgd:{noise}:{edge}:{clip}:{mixing}", parts)
 
 
 ALGORITHMS: dict[str, Callable[..., Mechanism]] = {
@@ -68,23 +135,36 @@ ALGORITHMS: dict[str, Callable[..., Mechanism]] = {
     "pdsgd": PDSGD,
     "noisy-dsgd": NoisyDSGD,
     "zero-sum": ZeroSumDSGD,
+    "ldp-dsgd": LDPDSGD,
+    "decor": DECOR,
+    "dp-pdsgd": PrivatePDSGD,
+    "zip-dl": ZipDL,
+    "muffliato": Muffliato,
+    "wang-nedic": WangNedic,
+    "mafalda": Mafalda,
 }
 PARTS: dict[str, Callable[..., Part]] = {
+    "acceleration": Acceleration,
+    "cancelling-noise": CancellingNoise,
+    "clip": Clip,
+    "coupling": Coupling,
+    "edge-noise": EdgeNoise,
     "gradient-noise": GradientNoise,
+    "noise-over-time": NoiseOverTime,
+    "sent-laplace": SentLaplace,
+    "sent-noise": SentNoise,
     "shares": Shares,
+    "step-noise": StepNoise,
     "zero-sum-noise": ZeroSumNoise,
 }
 
 
-_FILE = ".py:"
-
-
 def parse_algorithm(text: str) -> Mechanism:
     """Read a chain: `pdsgd:coordinate`, `gradient-noise:0.1+pdsgd`, `my_rule.py:drowned:0.2`."""
-    if _FILE in text:
-        file, _, rest = text.partition(_FILE)
+    if is_in_file(text):
+        file, rest = file_and_name(text)
         name, *options = rest.split(":")
-        return replace(_from_file(Path(f"{file}.py"), name, options, text), name=text)
+        return replace(_from_file(file, name, options, text), name=text)
     made = [_made(one, text) for one in text.split("+")]
     chains = [one for one in made if isinstance(one, Mechanism)]
     parts = tuple(one for one in made if isinstance(one, Part))
@@ -119,7 +199,7 @@ def mechanism_from(spec: dict[str, Any] | str, given: Mechanism | None = None) -
         return given or parse_algorithm(spec)
     name = spec["mechanism"]
     try:
-        found = given or (None if _FILE in name else parse_algorithm(name))
+        found = given or (None if is_in_file(name) else parse_algorithm(name))
     except AlgorithmError:
         found = None
     if found is None:
@@ -152,7 +232,11 @@ def _refuse(text: str) -> NoReturn:
 
 def _called(maker: Callable[..., Any], options: list[str], text: str) -> Any:
     """Call `maker` with options read as the types that its parameters have."""
-    expected = inspect.signature(maker, eval_str=True).parameters.values()
+    expected = list(inspect.signature(maker, eval_str=True).parameters.values())
+    if expected and expected[-1].annotation is str and len(options) > len(expected):
+        # The last text may hold colons itself, as the text of a graph does.
+        last = len(expected) - 1
+        options = [*options[:last], ":".join(options[last:])]
     if len(options) > len(expected):
         raise AlgorithmError(
             f"{text!r} has {len(options)} options; accepted are at most {len(expected)}"
@@ -172,7 +256,7 @@ def _called(maker: Callable[..., Any], options: list[str], text: str) -> Any:
 
 def _from_file(file: Path, name: str, options: list[str], text: str) -> Mechanism:
     """What NAME of a user's file is: a mechanism, or a function that makes one."""
-    found = getattr(_module(file), name, None)
+    found = object_in(file, name, AlgorithmError)
     if callable(found):
         found = _called(found, options, text)
     elif options:
@@ -183,25 +267,3 @@ def _from_file(file: Path, name: str, options: list[str], text: str) -> Mechanis
             "that returns one"
         )
     return found
-
-
-def _module(file: Path) -> ModuleType:
-    """The user's file as a module, read anew when it changed."""
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise AlgorithmError(f"{file} cannot be read ({error}); accepted: FILE.py:NAME") from error
-    # Named for its content: every agent gives it the same name, and a changed file is another.
-    name = f"sottovoce_user_{hashlib.sha256(content).hexdigest()[:16]}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, file)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]

@@ -10,16 +10,25 @@ from sottovoce.graphs import Routes
 from sottovoce.mechanisms.flow import Flow
 from sottovoce.storage.identity import code_of
 
-Place = Literal["gradient", "step", "split", "shares", "messages", "state"]
-PLACES: tuple[Place, ...] = ("gradient", "step", "split", "shares", "messages", "state")
+Place = Literal["samples", "gradient", "step", "split", "shares", "messages", "state"]
+PLACES: tuple[Place, ...] = (
+    "samples",
+    "gradient",
+    "step",
+    "split",
+    "shares",
+    "messages",
+    "state",
+)
 """Where a part stands in the chain, in the order in which a round passes through it."""
 
 
 class Part(ABC):
     """What an agent does at one place of the chain; a subclass is a frozen dataclass.
 
-    place: `gradient` (alters `flow.s` before the stepsizes), `step` (after them), `shares` (alters
-    `flow.shares`), `messages` (alters `flow.v`) or `state` (alters `flow.x` after the exchange).
+    place: `samples` (a `Bound`, which acts where gradients are computed), `gradient` (alters
+    `flow.s` before the stepsizes), `step` (after them), `shares` (alters `flow.shares`), `messages`
+    (alters `flow.v`) or `state` (alters `flow.x` after the exchange).
     The properties below are claims; `Mechanism.check` plays the chain and refuses a false one.
     """
 
@@ -30,6 +39,8 @@ class Part(ABC):
     """A coordinate of the result depends on the same coordinate alone, so that blocks suffice."""
     keeps_average: ClassVar[bool] = True
     """The agents' average moves by the mean of the steps Λg, whatever the part draws."""
+    reach: ClassVar[int] = 0
+    """How many rounds back it asks for private numbers again: real agents keep keys that long."""
 
     @abstractmethod
     def __call__(self, flow: Flow) -> None:
@@ -44,6 +55,29 @@ class Part(ABC):
     def spec(self) -> dict[str, Any]:
         """What decides the part's numbers, as JSON."""
         return {"part": type(self).__name__, **self.options, "code": code_of(type(self))}
+
+
+class Bound(Part):
+    """The part that bounds what one sample contributes to a gradient.
+
+    The gradient of a batch is (1/B) Σ_n c_n g_n with c_n = factors(||g_n||), where the norms are
+    those of single samples' gradients and B is the expected batch. Problems and real agents apply
+    it while they compute the gradient, so that nothing is left to do in the flow.
+    """
+
+    place: ClassVar[Place] = "samples"
+    linear: ClassVar[bool] = True
+    by_coordinate: ClassVar[bool] = True
+
+    norm: float
+    """The most that c_n ||g_n|| can be."""
+
+    @abstractmethod
+    def factors(self, norms: Tensor) -> Tensor:
+        """What the gradients of samples with these norms are multiplied by, of the same shape."""
+
+    def __call__(self, flow: Flow) -> None:
+        """Nothing: the gradients in the flow are bounded already."""
 
 
 class Split(Part):

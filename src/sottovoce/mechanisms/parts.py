@@ -1,4 +1,4 @@
-"""The parts of the named chains: how the step is split, and where noise goes."""
+"""The parts of the named chains: what bounds samples, how the step is split, where noise goes."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,7 +9,7 @@ from torch import Tensor
 from sottovoce.errors import AlgorithmError
 from sottovoce.graphs import Routes
 from sottovoce.mechanisms.flow import Flow, Scope
-from sottovoce.mechanisms.part import Part, Place, Split
+from sottovoce.mechanisms.part import Bound, Part, Place, Split
 
 RULES = ("uniform", "dirichlet", "equal", "weights", "coordinate", "keep")
 """How `Shares` may split a step."""
@@ -67,6 +67,24 @@ class Shares(Split):
 
 
 @dataclass(frozen=True)
+class Clip(Bound):
+    """Shorten every sample's gradient to `norm` where it is longer (Abadi et al. 2016).
+
+    c_n = min(1, C / ||g_n||), the norm being that over all coordinates; it holds to the rounding of
+    the gradients' type.
+    """
+
+    norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.norm < float("inf"):
+            raise AlgorithmError(f"the clip is {self.norm}; it must be finite and above 0")
+
+    def factors(self, norms: Tensor) -> Tensor:
+        return (self.norm / norms).clamp_(max=1.0)
+
+
+@dataclass(frozen=True)
 class GradientNoise(Part):
     """Add independent Gaussian noise to the gradient; `noise` is the deviation of a coordinate."""
 
@@ -114,6 +132,60 @@ class ZeroSumNoise(Part):
         noise = flow.normal(Scope.LINK, self.purpose)
         noise.sub_(flow.by_route(flow.mean_over_routes(noise)))
         flow.shares.add_(noise.mul_(flow.by_route(flow.mean_stepsize.mul_(sizes))))
+
+
+@dataclass(frozen=True)
+class StepNoise(Part):
+    """Add to every step independent Gaussian noise fit for a proof: s += λ̄ σ z.
+
+    `noise` is σ in the unit of the gradient, which is divided by the expected batch B: the noise
+    multiplier m of DP-SGD is σ = m C / B. The public mean stepsize λ̄ scales it, so that Λ does not
+    touch it. z is a sum of float64 draws, added in float64 and then rounded (`Flow.exact_normal`).
+    """
+
+    place: ClassVar[Place] = "step"
+    linear: ClassVar[bool] = True
+    by_coordinate: ClassVar[bool] = True
+    keeps_average: ClassVar[bool] = False
+    noise: float = 1e-2
+
+    def __post_init__(self) -> None:
+        require_noise(self.noise)
+
+    def __call__(self, flow: Flow) -> None:
+        if self.noise:
+            flow.add_exactly(self._drawn)
+
+    def _drawn(self, flow: Flow) -> Tensor:
+        drawn = flow.exact_normal(Scope.AGENT, "step noise")
+        return drawn.mul_(self.noise * flow.mean_stepsize.double())
+
+
+@dataclass(frozen=True)
+class EdgeNoise(Part):
+    """Add to every step noise that both ends of an edge hold and that cancels between them.
+
+    s_i += λ̄ σ Σ_{e at i} ±z_e, with opposite signs at the two ends of edge e (DECOR, Allouah et al.
+    2024). `noise` is σ in the unit of the gradient. It keeps the average where all agents have the
+    same mean stepsize λ̄. Drawn and added as in `StepNoise`.
+    """
+
+    place: ClassVar[Place] = "step"
+    linear: ClassVar[bool] = True
+    by_coordinate: ClassVar[bool] = True
+    noise: float = 1e-2
+
+    def __post_init__(self) -> None:
+        require_noise(self.noise)
+
+    def __call__(self, flow: Flow) -> None:
+        if self.noise:
+            flow.add_exactly(self._drawn)
+
+    def _drawn(self, flow: Flow) -> Tensor:
+        drawn = flow.exact_normal(Scope.EDGE, "edge noise")
+        total = flow.over_routes(drawn.mul_(flow.routes.sign.unsqueeze(-1)))
+        return total.mul_(self.noise * flow.mean_stepsize.double())
 
 
 def require_noise(noise: float) -> None:
