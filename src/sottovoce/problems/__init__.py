@@ -7,3 +7,4 @@ from sottovoce.problems.gradients.methods import Compute as Compute
 from sottovoce.problems.logistic import Logistic as Logistic
 from sottovoce.problems.module import ModuleProblem as ModuleProblem
 from sottovoce.problems.quadratic import Quadratic as Quadratic
+from sottovoce.problems.sampling import Sampling as Sampling

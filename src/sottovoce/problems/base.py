@@ -2,13 +2,17 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from copy import copy
+from dataclasses import replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sottovoce.errors import ProblemError
+from sottovoce.mechanisms import Bound
+from sottovoce.problems.sampling import Sampling
 from sottovoce.randomness import Streams
 from sottovoce.storage.identity import code_of, identity_of
 
@@ -23,6 +27,8 @@ class Problem(ABC):
     dimension: int
     dtype: torch.dtype = torch.float64
     device: torch.device = torch.device("cpu")
+    sampling: Sampling | None = None
+    """How batches are drawn, or None where a gradient is not a mean over samples."""
     scratch: ClassVar[frozenset[str]] = frozenset()
     """Attributes that decide no number, such as memory to work in: `spec` leaves them out."""
 
@@ -33,9 +39,30 @@ class Problem(ABC):
         state, out: (runs, agents, dimension). The samples are private draws of `streams`.
         """
 
+    def clipped_gradient(
+        self, state: Tensor, streams: Streams, round: int, out: Tensor, bound: Bound
+    ) -> Tensor:
+        """The same of gradients whose samples are bounded: (1/B) Σ_n c_n g_n, written to `out`.
+
+        n runs over the same samples, B is the (expected) batch of `sampling`, and c_n is
+        `bound.factors` of the norm of sample n's gradient g_n.
+        """
+        raise ProblemError(
+            f"the problem {self.name!r} has no samples whose gradients could be bounded; use an "
+            "algorithm without clip, or a problem with samples"
+        )
+
     @abstractmethod
     def measure(self, state: Tensor) -> dict[str, Tensor]:
         """How far the agents are, by name: (runs,) or, for what each agent has, (runs, agents)."""
+
+    def with_batches(self, batch: int, *, poisson: bool = False) -> Self:
+        """The same problem with batches drawn otherwise (`Sampling`)."""
+        if self.sampling is None:
+            raise ProblemError(f"the problem {self.name!r} has no samples to draw batches of")
+        other = copy(self)
+        other.sampling = replace(self.sampling, batch=batch, poisson=poisson)
+        return other
 
     def describe(self) -> dict[str, Any]:
         """Name and sizes as JSON, to which a problem may add."""
@@ -115,15 +142,22 @@ def blocks(rows: int, row_bytes: int, times: int = 1) -> Iterator[slice]:
 
 
 def in_huge_pages(tensor: Tensor) -> Tensor:
-    """Copy a CPU tensor into huge pages, which makes random row access faster; others stay.
-
-    numpy asks the system for huge pages, torch does not.
-    """
+    """Copy a CPU tensor into huge pages, which makes random row access faster; others stay."""
     plain = tensor.device.type == "cpu" and tensor.layout == torch.strided
     if not plain or tensor.dtype not in (torch.float32, torch.float64):
         return tensor
-    copy = torch.from_numpy(np.empty(tensor.shape, tensor.detach().numpy().dtype))
-    return copy.copy_(tensor.detach())
+    return room_like(tensor).copy_(tensor.detach())
+
+
+def room_like(tensor: Tensor) -> Tensor:
+    """Memory like that of a tensor, in huge pages where it is numbers on a CPU.
+
+    numpy asks the system for huge pages, torch does not.
+    """
+    kinds = {torch.float32: np.float32, torch.float64: np.float64}
+    if tensor.device.type != "cpu" or tensor.dtype not in kinds:
+        return torch.empty_like(tensor)
+    return torch.from_numpy(np.empty(tensor.shape, kinds[tensor.dtype]))
 
 
 def plain_tensor(value: Any) -> Tensor:

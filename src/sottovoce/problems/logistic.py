@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from sottovoce.errors import ProblemError
+from sottovoce.mechanisms import Bound
 from sottovoce.problems.base import (
     WORK_BYTES,
     ConvexProblem,
@@ -18,21 +19,27 @@ from sottovoce.problems.base import (
     in_huge_pages,
     require_sizes,
 )
+from sottovoce.problems.sampling import Sampling, weights_of
 from sottovoce.randomness import Streams
 from sottovoce.storage.identity import fingerprint
+
+_AT_ONCE = 8
+"""Blocks of work that a gather takes at most; a gather that fits is not divided."""
 
 
 class Logistic(ConvexProblem):
     """f_i(x) = 1/n Σ_j ln(1 + exp(-y_ij a_ijᵀx)) + r/2 ||x||².
 
-    features: a_ij, (agents, n, d); labels: y_ij in {-1, +1}, (agents, n); regularisation: r > 0. A
-    stochastic gradient uses `batch` samples drawn with replacement. float32 features make a float32
+    features: a_ij, (agents, n, d); labels: y_ij in {-1, +1}, (agents, n); regularisation: r > 0,
+    which holds no sample and is not clipped. A stochastic gradient uses `batch` samples drawn with
+    replacement, or with `poisson` a Poisson sample (`Sampling`). float32 features make a float32
     problem. Tensors, numpy arrays and lists are accepted.
     """
 
     name: ClassVar[str] = "logistic"
 
     scratch: ClassVar[frozenset[str]] = frozenset({"_gathered"})
+    sampling: Sampling
 
     def __init__(
         self,
@@ -40,6 +47,7 @@ class Logistic(ConvexProblem):
         labels: ArrayLike,
         regularisation: float = 1e-3,
         batch: int = 32,
+        poisson: bool = False,
     ) -> None:
         features, labels = as_tensor("the features", features), as_tensor("the labels", labels)
         features = features if features.is_floating_point() else features.double()
@@ -53,20 +61,24 @@ class Logistic(ConvexProblem):
         if regularisation <= 0:
             raise ProblemError(f"regularisation is {regularisation}; it must be positive")
         self.agents, self.samples, self.dimension = features.shape
-        require_sizes(
-            agents=self.agents, samples=self.samples, dimension=self.dimension, batch=batch
-        )
-        self.dtype = features.dtype
-        self.regularisation, self.batch = regularisation, batch
+        require_sizes(agents=self.agents, samples=self.samples, dimension=self.dimension)
+        self.sampling = Sampling((self.samples,) * self.agents, batch, poisson)
+        self.dtype, self.regularisation = features.dtype, regularisation
         signed = features * -labels.to(features.dtype).unsqueeze(-1)
         self._rows = in_huge_pages(signed.flatten(0, 1))
         """-y_ij a_ij: (agents * n, d)."""
+        self._norms = self._rows.norm(dim=-1)
         # Samples are gathered in blocks of a third of the data, clamped to between 3 and 8 default
         # blocks: larger blocks save calls, but overflow the cache.
-        self._work = min(8, max(3, self._rows.nbytes // (3 * WORK_BYTES)))
+        self._work = min(_AT_ONCE, max(3, self._rows.nbytes // (3 * WORK_BYTES)))
         self._gathered = self._rows.new_empty(0, self.dimension)
         self._first = (torch.arange(self.agents) * self.samples).unsqueeze(-1)
         self.optimum = self._minimiser()
+
+    @property
+    def batch(self) -> int:
+        """How many samples a stochastic gradient uses, or is expected to use."""
+        return self.sampling.batch
 
     @classmethod
     def random(
@@ -76,6 +88,7 @@ class Logistic(ConvexProblem):
         *,
         n: int = 100,
         batch: int = 32,
+        poisson: bool = False,
         regularisation: float = 1e-2,
         seed: int = 0,
         dtype: torch.dtype = torch.float64,
@@ -87,9 +100,11 @@ class Logistic(ConvexProblem):
         labels = np.sign(features @ rng.standard_normal(d) + 1e-300)
         labels *= np.where(rng.random((agents, n)) < 0.1, -1, 1)
         tensors = torch.from_numpy(features).to(dtype), torch.from_numpy(labels)
-        return cls(*tensors, regularisation, batch)
+        return cls(*tensors, regularisation, batch, poisson)
 
     def gradient(self, state: Tensor, streams: Streams, round: int, out: Tensor) -> Tensor:
+        if self.sampling.poisson:
+            return self._summed(state, streams, round, out, None)
         chosen = streams.integers("data", round, self.batch, self.samples)
         if 2 * self.samples < len(state) * self.batch:
             self._by_counts(state, chosen, out)
@@ -97,20 +112,58 @@ class Logistic(ConvexProblem):
             self._by_samples(state, chosen, out)
         return out
 
+    def clipped_gradient(
+        self, state: Tensor, streams: Streams, round: int, out: Tensor, bound: Bound
+    ) -> Tensor:
+        return self._summed(state, streams, round, out, bound)
+
+    def _summed(
+        self, state: Tensor, streams: Streams, round: int, out: Tensor, bound: Bound | None
+    ) -> Tensor:
+        """(1/B) Σ_n c_n p_n a_n + r x; a sample's gradient has the norm p_n ||a_n||."""
+        chosen, present = self.sampling.draw(streams, round)
+        samples = chosen.add_(self._first).flatten(0, 1)
+        points, gradients = (tensor.view(-1, 1, self.dimension) for tensor in (state, out))
+        weighted = present.flatten(0, 1).unsqueeze(1)
+        row_bytes = samples.shape[1] * self.dimension * out.element_size()
+        for part in blocks(len(samples), row_bytes, self._work):
+            some = samples[part].flatten()
+            rows = torch.index_select(self._rows, 0, some, out=self._space(some.shape[0]))
+            rows = rows.view(-1, samples.shape[1], self.dimension)
+            norms = self._norms.index_select(0, some).view(-1, 1, samples.shape[1])
+            pull = torch.bmm(points[part], rows.mT).sigmoid_()
+            pull *= weights_of(pull * norms, weighted[part], bound)
+            torch.baddbmm(
+                points[part],
+                pull,
+                rows,
+                beta=self.regularisation,
+                alpha=1 / self.batch,
+                out=gradients[part],
+            )
+        return out
+
     def _by_samples(self, state: Tensor, chosen: Tensor, out: Tensor) -> None:
         """Gather the chosen samples of each run and agent; chosen: (runs, agents, batch)."""
         samples = chosen.add_(self._first).view(-1, self.batch)
         points, gradients = (tensor.view(-1, 1, self.dimension) for tensor in (state, out))
         row_bytes = self.batch * self.dimension * out.element_size()
+        if len(samples) * row_bytes <= _AT_ONCE * WORK_BYTES:
+            self._gather(samples.flatten(), points, gradients)
+            return
         for part in blocks(len(samples), row_bytes, self._work):
-            chosen, x = samples[part].flatten(), points[part]
-            rows = torch.index_select(self._rows, 0, chosen, out=self._space(len(chosen)))
-            rows = rows.view(-1, self.batch, self.dimension)
-            # (1, d) times (d, batch) is fast on every machine; the transposed product is not.
-            pull = torch.bmm(x, rows.mT).sigmoid_()
-            torch.baddbmm(
-                x, pull, rows, beta=self.regularisation, alpha=1 / self.batch, out=gradients[part]
-            )
+            self._gather(samples[part].flatten(), points[part], gradients[part])
+
+    def _gather(self, chosen: Tensor, points: Tensor, gradients: Tensor) -> None:
+        """The gradients at some points, (n, 1, d), of `batch` samples each, chosen in a row."""
+        space = self._space(chosen.shape[0])
+        torch.index_select(self._rows, 0, chosen, out=space)
+        rows = space.view(-1, self.batch, self.dimension)
+        # (1, d) times (d, batch) is fast on every machine; the transposed product is not.
+        pull = torch.bmm(points, rows.mT).sigmoid_()
+        torch.baddbmm(
+            points, pull, rows, beta=self.regularisation, alpha=1 / self.batch, out=gradients
+        )
 
     def _by_counts(self, state: Tensor, chosen: Tensor, out: Tensor) -> None:
         """Weigh all samples of an agent by how often each run chose them: read once for all runs.
@@ -129,9 +182,10 @@ class Logistic(ConvexProblem):
 
     def _space(self, rows: int) -> Tensor:
         """Where chosen samples are gathered, the same memory every time: (rows, d)."""
-        if len(self._gathered) < rows:
+        held = self._gathered.shape[0]
+        if held < rows:
             self._gathered = self._rows.new_empty(rows, self.dimension)
-        return self._gathered[:rows]
+        return self._gathered if held == rows else self._gathered[:rows]
 
     def objective(self, points: Tensor) -> Tensor:
         total = points.new_zeros(len(points))
@@ -169,6 +223,7 @@ class Logistic(ConvexProblem):
             **super().describe(),
             "samples": self.samples,
             "batch": self.batch,
+            "poisson": self.sampling.poisson,
             "regularisation": self.regularisation,
             "data": fingerprint(self._rows),
         }

@@ -10,6 +10,7 @@ from torch.func import vmap
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from sottovoce.errors import ProblemError
+from sottovoce.mechanisms import Bound
 from sottovoce.problems.base import (
     Problem,
     in_huge_pages,
@@ -17,9 +18,11 @@ from sottovoce.problems.base import (
     require_finite,
     require_sizes,
 )
+from sottovoce.problems.gradients.clipped import ClippedGradients, refuse_interacting_samples
 from sottovoce.problems.gradients.layout import Loss, ParameterLayout, refuse_running_statistics
 from sottovoce.problems.gradients.memory import free_memory
 from sottovoce.problems.gradients.methods import Compute, ReplicaGradients
+from sottovoce.problems.sampling import Sampling
 from sottovoce.randomness import Streams
 from sottovoce.storage.identity import identity_of
 
@@ -32,7 +35,8 @@ _TENSORS_HELD = 3.5
 class ModuleProblem(Problem):
     """Training a module together: trainable parameters are one vector (d,) for each agent.
 
-    model: any module without statistics over samples; frozen parameters stay as they are. loss:
+    model: any module without statistics over samples, on the device where the problem is to be
+    computed; frozen parameters stay as they are. loss:
     `loss(outputs, targets)`, the mean over a batch, such as `torch.nn.functional.cross_entropy`.
     data: for each agent its training samples: a pair (inputs, targets) of tensors, arrays or lists,
     a torch Dataset or a DataLoader, which is read once. validation: a list with one set for each
@@ -40,12 +44,13 @@ class ModuleProblem(Problem):
     starting weights of a run; the module's own weights serve when it is None. compute: how
     gradients are computed; `Compute(precision="bfloat16")` is faster on a GPU.
 
-    A stochastic gradient uses `batch` samples drawn with replacement, so that its expectation is
-    the gradient of f_i (the paper's Assumption on gradients).
+    A stochastic gradient uses `batch` samples drawn with replacement, or with `poisson` a Poisson
+    sample of which `batch` are expected and by which its sum is divided (`Sampling`). Either way
+    its expectation is the gradient of f_i (the paper's Assumption on gradients).
     """
 
     name: ClassVar[str] = "module"
-    scratch: ClassVar[frozenset[str]] = frozenset({"model", "layout", "_gradients"})
+    scratch: ClassVar[frozenset[str]] = frozenset({"model", "layout", "_gradients", "_clipped"})
 
     def __init__(
         self,
@@ -55,9 +60,9 @@ class ModuleProblem(Problem):
         validation: list[Samples] | Samples | None = None,
         *,
         batch: int = 32,
+        poisson: bool = False,
         initialise: Callable[[nn.Module, int], None] | None = None,
         compute: Compute = Compute(),  # noqa: B008
-        device: str | torch.device = "cpu",
     ) -> None:
         refuse_running_statistics(model)
         if not isinstance(data, tuple | list):
@@ -65,16 +70,17 @@ class ModuleProblem(Problem):
                 f"data is a {type(data).__name__}; accepted: a list with one set for each agent"
             )
         require_sizes(agents=len(data), batch=batch)
-        self.device = torch.device(device)
-        self.model, self.loss, self.batch = model.to(self.device), loss, batch
-        self.initialise = initialise
+        self.model, self.loss, self.initialise = model, loss, initialise
         self.agents = len(data)
         self.layout = ParameterLayout(model)
         self.dimension = self.layout.dimension
-        self.dtype = next(p for p in model.parameters() if p.requires_grad).dtype
+        first = next(p for p in model.parameters() if p.requires_grad)
+        self.dtype, self.device = first.dtype, first.device
         self._training = _AgentData.of(data, "training", self.dtype, self.device)
+        self.sampling = Sampling(tuple(self._training.counts.tolist()), batch, poisson)
         shape = tuple(self._training.inputs.shape[1:])
         self._gradients = ReplicaGradients(model, loss, compute, device=self.device, shape=shape)
+        self._clipped: ClippedGradients | None = None
         self._validation = None
         if validation is not None:
             sets = validation if isinstance(validation, list) else [validation] * self.agents
@@ -84,6 +90,13 @@ class ModuleProblem(Problem):
                     f"{self.agents}; give one for each agent, or one for all"
                 )
             self._validation = _AgentData.of(sets, "validation", self.dtype, self.device)
+
+    sampling: Sampling
+
+    @property
+    def batch(self) -> int:
+        """How many samples a stochastic gradient uses, or is expected to use."""
+        return self.sampling.batch
 
     @property
     def rounds_an_epoch(self) -> int:
@@ -99,7 +112,9 @@ class ModuleProblem(Problem):
         return state
 
     def gradient(self, state: Tensor, streams: Streams, round: int, out: Tensor) -> Tensor:
-        places = self._training.places(self._chosen(streams, round)).flatten(0, 1)
+        if self.sampling.poisson:
+            return self._summed(state, streams, round, out, None)
+        places = self._training.places(self.sampling.draw(streams, round).chosen).flatten(0, 1)
         self.model.train()
         vectors, gradients = state.flatten(0, 1), out.flatten(0, 1)
         for part in self._gradients.parts(len(vectors), self.batch):
@@ -107,16 +122,43 @@ class ModuleProblem(Problem):
             self._gradients(vectors[part], inputs, targets, gradients[part])
         return out
 
-    def _chosen(self, streams: Streams, round: int) -> Tensor:
-        return streams.integers("data", round, self.batch, self._training.counts[:, None])
+    def clipped_gradient(
+        self, state: Tensor, streams: Streams, round: int, out: Tensor, bound: Bound
+    ) -> Tensor:
+        return self._summed(state, streams, round, out, bound)
+
+    def _summed(
+        self, state: Tensor, streams: Streams, round: int, out: Tensor, bound: Bound | None
+    ) -> Tensor:
+        """(1/B) times the sum of samples' gradients, some replicas at a time."""
+        self.model.train()
+        if self._clipped is None:
+            refuse_interacting_samples(self.model, self._training.inputs[:2])
+            kernels = self._gradients.kernels
+            self._clipped = ClippedGradients(self.model, self.loss, self.device, kernels)
+        chosen, present = self.sampling.draw(streams, round)
+        places, present = self._training.places(chosen).flatten(0, 1), present.flatten(0, 1)
+        vectors, sums = state.flatten(0, 1), out.flatten(0, 1)
+        for part in self._clipped.replicas_at_once(present.shape, self._training.inputs[:1]):
+            inputs, targets = self._training.at(places[part])
+            self._clipped(vectors[part], inputs, targets, present[part], bound, sums[part])
+        return out.div_(self.batch)
 
     def samples(self, streams: Streams, round: int) -> tuple[Tensor, Tensor]:
-        """The batches behind a round's gradients: inputs and targets (runs, agents, batch, ...)."""
-        return self._training.rows(self._chosen(streams, round))
+        """The batches behind a round's gradients: inputs and targets (runs, agents, batch, ...).
+
+        Poisson samples are padded; `sampling.draw` tells which of them count.
+        """
+        return self._training.rows(self.sampling.draw(streams, round).chosen)
+
+    def records(self) -> tuple[Tensor, Tensor]:
+        """All agents' training samples: inputs and targets, one row each."""
+        return self._training.inputs, self._training.targets
 
     def mean_input(self) -> Tensor:
         """The mean of all agents' training inputs: the best guess of who has seen nothing."""
-        return self._training.inputs.mean(0)
+        inputs = self._training.inputs
+        return (inputs if inputs.is_floating_point() else inputs.to(self.dtype)).mean(0)
 
     def measure(self, state: Tensor) -> dict[str, Tensor]:
         """Loss and accuracy of every agent's own model on its own samples; ||x_i - x̄|| of each.
@@ -183,6 +225,7 @@ class ModuleProblem(Problem):
             "dimension": self.dimension,
             "samples": self._training.counts.tolist(),
             "batch": self.batch,
+            "poisson": self.sampling.poisson,
             "gradients": self._gradients.method,
             "precision": self._gradients.precision,
         }

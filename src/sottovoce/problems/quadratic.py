@@ -16,19 +16,31 @@ from sottovoce.storage.identity import fingerprint
 class Quadratic(ConvexProblem):
     """f_i(x) = ½ xᵀA_i x - b_iᵀx with Gaussian gradient noise; only the mean of A_i must be convex.
 
-    curvature: symmetric A_i, (agents, d, d); target: b_i, (agents, d); noise: standard deviation of
-    each coordinate of a stochastic gradient. Tensors, numpy arrays and lists are accepted.
+    curvature: symmetric A_i, (agents, d, d), or one for all agents, (d, d); target: b_i, (agents,
+    d); noise: standard deviation of each coordinate of a stochastic gradient; dtype: of data and
+    states. Tensors, numpy arrays and lists are accepted.
     """
 
     name: ClassVar[str] = "quadratic"
 
-    def __init__(self, curvature: ArrayLike, target: ArrayLike, noise: float = 1.0) -> None:
+    def __init__(
+        self,
+        curvature: ArrayLike,
+        target: ArrayLike,
+        noise: float = 1.0,
+        *,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
         curvature, target = as_tensor("the curvature", curvature), as_tensor("the target", target)
-        if target.ndim != 2 or curvature.shape != (*target.shape, target.shape[1]):
+        square = (target.shape[-1],) * 2 if target.ndim == 2 else ()
+        if not square or curvature.shape not in (square, (len(target), *square)):
             raise ProblemError(
                 f"curvature {tuple(curvature.shape)} and target {tuple(target.shape)} do not fit; "
-                "accepted: (agents, d, d) and (agents, d)"
+                "accepted: (agents, d, d) or (d, d), and (agents, d)"
             )
+        if dtype not in (torch.float32, torch.float64):
+            raise ProblemError(f"dtype is {dtype}; accepted: torch.float32 and torch.float64")
+        curvature = curvature if curvature.ndim == 3 else curvature.unsqueeze(0)
         self.agents, self.dimension = target.shape
         require_sizes(agents=self.agents, dimension=self.dimension)
         if not 0 <= noise < float("inf"):
@@ -39,10 +51,10 @@ class Quadratic(ConvexProblem):
                 f"the curvature of agent {int(skewed.nonzero()[0])} is not symmetric; "
                 "give (A + Aᵀ)/2, which has the same objective"
             )
-        self.noise = noise
-        self._curvature, self._target = curvature.double(), target.double()
-        self._mean_curvature = self._curvature.mean(0)
-        self._mean_target = self._target.mean(0)
+        self.noise, self.dtype = noise, dtype
+        self._curvature, self._target = curvature.to(dtype), target.to(dtype)
+        self._mean_curvature = curvature.mean(0, dtype=torch.float64)
+        self._mean_target = target.mean(0, dtype=torch.float64)
         smallest = float(torch.linalg.eigvalsh(self._mean_curvature)[0])
         if smallest <= 0:
             raise ProblemError(
@@ -81,18 +93,22 @@ class Quadratic(ConvexProblem):
         return cls(torch.from_numpy(curvature), torch.from_numpy(target), noise)
 
     def gradient(self, state: Tensor, streams: Streams, round: int, out: Tensor) -> Tensor:
-        torch.bmm(state.transpose(0, 1), self._curvature, out=out.transpose(0, 1))
+        if len(self._curvature) == 1:
+            torch.mm(state.flatten(0, 1), self._curvature[0], out=out.flatten(0, 1))
+        else:
+            torch.bmm(state.transpose(0, 1), self._curvature, out=out.transpose(0, 1))
         out.sub_(self._target)
         if self.noise:
             streams.add_normal_(out, self.noise, "data", round)
         return out
 
     def objective(self, points: Tensor) -> Tensor:
+        points = points.double()
         curved = 0.5 * ((points @ self._mean_curvature) * points).sum(-1)
         return curved - points @ self._mean_target
 
     def full_gradient(self, points: Tensor) -> Tensor:
-        return points @ self._mean_curvature - self._mean_target
+        return points.double() @ self._mean_curvature - self._mean_target
 
     def describe(self) -> dict[str, Any]:
         smallest = min(float(torch.linalg.eigvalsh(one)[0]) for one in self._curvature)

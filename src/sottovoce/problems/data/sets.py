@@ -136,7 +136,7 @@ def load(name: str = "subset", data_dir: str | Path | None = None) -> Datasets:
 
 def read_images(file: Path | Traversable) -> Tensor:
     """Read an IDX file of 28x28 images, plain or gzip, into (n, 1, 28, 28) uint8."""
-    images = _read_idx(file, dimensions=3)
+    images = read_idx(file, dimensions=3)
     if images.shape[1:] != (SIDE, SIDE):
         raise DataError(
             f"{file} holds images of {images.shape[1]}x{images.shape[2]} pixels; "
@@ -147,7 +147,7 @@ def read_images(file: Path | Traversable) -> Tensor:
 
 def read_labels(file: Path | Traversable) -> Tensor:
     """Read an IDX file of labels 0 ... 9, plain or gzip, into (n,) int64."""
-    labels = _read_idx(file, dimensions=1)
+    labels = read_idx(file, dimensions=1)
     if labels.max() >= CLASSES:
         place = int((labels >= CLASSES).argmax())
         raise DataError(
@@ -157,7 +157,7 @@ def read_labels(file: Path | Traversable) -> Tensor:
     return torch.from_numpy(labels.astype(np.int64))
 
 
-def _read_idx(
+def read_idx(
     file: Path | Traversable, dimensions: int
 ) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
     """Read unsigned bytes in IDX: 0 0 8 `dimensions`, the sizes as big-endian uint32, the data."""

@@ -3,7 +3,8 @@
 Forward and backward are written out over `sottovoce.kernels.convolution`: no patches, no graph of
 operations, and every gradient goes straight to its place in the flat rows. With `bfloat16`,
 activations and the weights that meet them have 8 bits of mantissa; parameters, gradients, sums
-and the last layer stay in the parameters' own type.
+and the last layer stay in the parameters' own type. Bounded gradients of single samples need one
+such pass, too (`sottovoce.problems.gradients.sinks`).
 """
 
 from dataclasses import dataclass, replace
@@ -15,7 +16,9 @@ from torch.func import grad, vmap
 from sottovoce.errors import ProblemError
 from sottovoce.kernels import convolution
 from sottovoce.kernels.convolution import ACTIVATIONS, After
-from sottovoce.problems.gradients.layout import Loss, ParameterLayout
+from sottovoce.mechanisms import Bound
+from sottovoce.problems.gradients.layout import Loss, ParameterLayout, steps_of
+from sottovoce.problems.gradients.sinks import BatchSums, SampleSums, Sink
 
 _NAMES = {nn.Sigmoid: "sigmoid", nn.ReLU: "relu", nn.Tanh: "tanh"}
 _MOST_NUMBERS = 2**31 - 1
@@ -50,6 +53,8 @@ class FusedStack:
     ) -> None:
         self._convolutions, self._dense, self._layout = convolutions, dense, layout
         self._loss_gradient = vmap(grad(loss))
+        each = grad(lambda output, target: loss(output[None], target[None]))
+        self._sample_gradients = vmap(vmap(each))
         self._dtype = dtype
 
     @classmethod
@@ -70,30 +75,76 @@ class FusedStack:
     def bytes_each(self, batch: int, inputs: tuple[int, ...]) -> int:
         """About how many bytes one replica takes while its gradient is computed."""
         size = 4 if self._dtype is None else self._dtype.itemsize
+        weights = 2 * sum(layer.module.weight.numel() for layer in self._dense)
+        return int(1.1 * size * (batch * self._activations(inputs) + weights))
+
+    def numbers_each(self, sample: Tensor) -> int:
+        """About how many numbers one sample takes while bounded gradients are computed."""
+        own = sum(layer.module.weight.numel() for layer in self._convolutions)
+        return int(1.1 * (self._activations(tuple(sample.shape[1:])) + 2 * own))
+
+    def _activations(self, inputs: tuple[int, ...]) -> int:
+        """Numbers of one sample that the backward pass finds or makes."""
         channels, H, W = inputs
-        numbers = batch * channels * H * W
+        numbers = channels * H * W
         for layer in self._convolutions:
-            numbers += 2 * batch * layer.module.weight.shape[0] * H * W
+            numbers += 2 * layer.module.weight.shape[0] * H * W
             if layer.after.pool:
                 H, W = H // 2, W // 2
-                numbers += batch * layer.module.weight.shape[0] * H * W
-        numbers += 2 * sum(layer.module.weight.numel() for layer in self._dense)
-        return int(1.1 * size * numbers)
+                numbers += layer.module.weight.shape[0] * H * W
+        return numbers
 
     def outputs(self, vectors: Tensor, inputs: Tensor) -> Tensor:
         """Outputs of every replica: vectors (replicas, d), inputs (replicas, batch, c, H, W)."""
-        parameters = self._layout.views(vectors)
-        return self._forward(parameters, self._dense_weights(parameters), inputs)[-1][0]
+        return self._passed(vectors, inputs)[-1][-1][0]
 
     def gradient(self, vectors: Tensor, inputs: Tensor, targets: Tensor, out: Tensor) -> None:
         """Write the gradient of every replica's loss to `out`, (replicas, d)."""
-        parameters, gradients = self._layout.views(vectors), self._layout.views(out)
+        parameters, dense, held = self._passed(vectors, inputs)
+        dz = self._loss_gradient(held.pop()[0], targets)
+        self._backward(parameters, dense, held, dz, BatchSums(self._layout.views(out)))
+
+    def sums(
+        self,
+        vectors: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        present: Tensor,
+        bound: Bound | None,
+        out: Tensor,
+    ) -> None:
+        """Write Σ_n c_n ∇loss(model(x_n), y_n) of every replica to `out`, as `ClippedGradients`.
+
+        Where products are rounded to fewer bits, c_n is smaller by what the rounding can add.
+        """
+        parameters, dense, held = self._passed(vectors, inputs)
+        dz = self._sample_gradients(held.pop()[0], targets)
+        if bound is None:
+            dz = dz * present.unsqueeze(-1)
+            self._backward(parameters, dense, held, dz, BatchSums(self._layout.views(out)))
+            return
+        sink = SampleSums(self._layout.views(out))
+        self._backward(parameters, dense, held, dz, sink)
+        sink.add_up(present, bound)
+
+    def _passed(
+        self, vectors: Tensor, inputs: Tensor
+    ) -> tuple[dict[str, Tensor], list[Tensor], _Held]:
+        """Parameters by name, the dense layers' weights, and what the forward pass holds."""
+        parameters = self._layout.views(vectors)
         dense = self._dense_weights(parameters)
-        held = self._forward(parameters, dense, inputs)
-        outputs, _ = held.pop()
-        dz = self._loss_gradient(outputs, targets)
-        gradient = self._dense_backward(dense, gradients, held, dz)
-        self._convolution_backward(parameters, gradients, held, gradient)
+        return parameters, dense, self._forward(parameters, dense, inputs)
+
+    def _backward(
+        self,
+        parameters: dict[str, Tensor],
+        dense: list[Tensor],
+        held: _Held,
+        dz: Tensor,
+        sink: Sink,
+    ) -> None:
+        gradient = self._dense_backward(dense, held, dz, sink)
+        self._convolution_backward(parameters, held, gradient, sink)
 
     def _dense_weights(self, parameters: dict[str, Tensor]) -> list[Tensor]:
         """The dense layers' weights in the type of what they meet; the last keeps its own."""
@@ -127,28 +178,20 @@ class FusedStack:
             held.append((x, None))
         return held
 
-    def _dense_backward(
-        self, dense: list[Tensor], gradients: dict[str, Tensor], held: _Held, dz: Tensor
-    ) -> Tensor:
+    def _dense_backward(self, dense: list[Tensor], held: _Held, dz: Tensor, sink: Sink) -> Tensor:
         """From the scores' gradient to that of the last convolution's outputs, (.., c, H, W)."""
         for number in reversed(range(len(dense))):
             layer, weight = self._dense[number], dense[number]
             below = held.pop()[0] if number else held[-1][0]
             x, dz = below.flatten(2), dz.to(weight.dtype)
-            to = gradients[f"{layer.name}.weight"]
-            gradients[f"{layer.name}.bias"].copy_(dz.sum(1, dtype=to.dtype))
-            convolution.outer(dz, x.to(dz.dtype), to)
+            sink.dense(layer.name, x.to(dz.dtype), dz)
             dz = torch.bmm(dz, weight)
             if number:
                 dz = dz * convolution.slope(x, self._dense[number - 1].after.activation)
         return dz.view(dz.shape[:2] + held[-1][0].shape[2:])
 
     def _convolution_backward(
-        self,
-        parameters: dict[str, Tensor],
-        gradients: dict[str, Tensor],
-        held: _Held,
-        gradient: Tensor,
+        self, parameters: dict[str, Tensor], held: _Held, gradient: Tensor, sink: Sink
     ) -> None:
         outputs, index = held.pop()
         total: Tensor | None
@@ -158,14 +201,12 @@ class FusedStack:
         for number in reversed(range(1, len(self._convolutions))):
             name, after = self._convolutions[number].name, self._convolutions[number - 1].after
             x, index = held.pop()
-            convolution.weight_gradient(x, dz, gradients[f"{name}.weight"])
-            if total is not None:
-                gradients[f"{name}.bias"].copy_(total)
+            sink.convolution(name, x, dz, total)
             weight = convolution.backward_weight(parameters[f"{name}.weight"], x.dtype)
-            dz, total = convolution.input_gradient(dz, weight, x, index, after, number > 1)
-        name = self._convolutions[0].name
-        to = gradients[f"{name}.weight"], gradients[f"{name}.bias"]
-        convolution.first_weight_gradient(held.pop()[0], dz, *to)
+            dz, total = convolution.input_gradient(
+                dz, weight, x, index, after, number > 1 and sink.wants_totals
+            )
+        sink.first(self._convolutions[0].name, held.pop()[0], dz)
 
 
 def _parse(model: nn.Module) -> tuple[list[_Layer], list[_Layer]] | None:
@@ -173,7 +214,7 @@ def _parse(model: nn.Module) -> tuple[list[_Layer], list[_Layer]] | None:
     if not isinstance(model, nn.Sequential):
         return None
     convolutions, dense, flat = list[_Layer](), list[_Layer](), False
-    for name, module in model.named_children():
+    for name, module in steps_of(model):
         layers = dense if flat else convolutions
         previous = layers[-1].after if layers else None
         if (isinstance(module, nn.Conv2d) and not flat and _is_same(module)) or (

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy
 
-from sottovoce.problems.gradients.layout import Loss, ParameterLayout
+from sottovoce.problems.gradients.layout import Loss, ParameterLayout, steps_of
 
 _SLOPES: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
     nn.Identity: torch.ones_like,
@@ -44,8 +44,7 @@ class DenseStack:
         cls, model: nn.Module, loss: Loss, inputs: tuple[int, ...] | None
     ) -> "DenseStack | None":
         """The stack that `model` is for inputs of this shape, or None if it is something else."""
-        sequential = isinstance(model, nn.Sequential)
-        children = list(model.named_children()) if sequential else [("", model)]
+        children = steps_of(model) if isinstance(model, nn.Sequential) else [("", model)]
         layout, layers = ParameterLayout(model), list[_Layer]()
         flat = inputs is not None and len(inputs) == 1
         for name, module in children:

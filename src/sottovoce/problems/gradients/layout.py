@@ -41,6 +41,14 @@ class ParameterLayout:
         return torch.cat([parameters[name].detach().flatten() for name in self.names])
 
 
+def steps_of(model: nn.Sequential) -> list[tuple[str, nn.Module]]:
+    """The modules of a row with their names, as often as they are applied.
+
+    `named_children` leaves out a module that stands there a second time.
+    """
+    return [(name, one) for name, one in model._modules.items() if one is not None]
+
+
 def refuse_running_statistics(model: nn.Module) -> None:
     """Raise if layers keep statistics over samples; name each and what to use instead."""
     faults = [

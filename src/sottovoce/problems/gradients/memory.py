@@ -1,8 +1,8 @@
 """How much memory a device has left."""
 
-import os
-
 import torch
+
+from sottovoce.storage.memory import free_host_memory
 
 
 def free_memory(device: torch.device) -> int:
@@ -10,4 +10,4 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + kept
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return free_host_memory()

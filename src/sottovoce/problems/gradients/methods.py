@@ -89,6 +89,12 @@ class ReplicaGradients:
         self.precision = precision
         self.method = self._best() if method == "auto" else method
 
+    @property
+    def kernels(self) -> FusedStack | None:
+        """The fused convolutional stack, where it computes the gradients."""
+        fused = self.method == "fused" and isinstance(self._stack, FusedStack)
+        return self._stack if fused else None  # type: ignore[return-value]
+
     def _best(self) -> str:
         if self.precision != "float32":
             return "fused"
