@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -53,17 +53,29 @@ class Task:
 
     def facts(self, runs: range) -> dict[str, Any]:
         """What is simulated, as JSON: a result's facts."""
+        sampling = self.problem.sampling
         return {
             "problem": self.problem.describe(),
             "algorithm": self.mechanism.spec,
             "stepsize": self.stepsize.describe(),
             "graph": self.graph.describe(),
+            "public": {
+                "graph": self.graph.spec,
+                "stepsize": self.stepsize.spec,
+                "sampling": sampling and {**asdict(sampling), "samples": list(sampling.samples)},
+            },
             "steps": self.steps,
             "runs": len(runs),
             **({"first_run": runs.start} if runs.start else {}),
             "private_start": self.options.private_start,
             "insecure_seed": self.insecure_seed,
+            **self._masked,
         }
+
+    @property
+    def _masked(self) -> dict[str, str]:
+        """What kind of links the numbers depend on; plain ones are not mentioned."""
+        return {"links": self.options.links} if self.options.links != "plain" else {}
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -84,6 +96,7 @@ class Task:
             "exact": self.options.exact,
             "private_start": self.options.private_start,
             "insecure_seed": self.insecure_seed,
+            **self._masked,
         }
 
 

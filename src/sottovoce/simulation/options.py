@@ -1,11 +1,17 @@
 """How a simulation is run and what is kept of it."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
+from torch import Tensor
+
+from sottovoce.errors import SimulationError
 from sottovoce.simulation.transcript import Recording
 from sottovoce.storage.store import Store
+
+Links = Literal["plain", "masked"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +26,9 @@ class Options:
     observer who knows that point reads a share of the first step off a single message. exact:
     compute message by message, as real agents do, to the same bits as `sottovoce.distributed`;
     otherwise a faster equivalent serves. keep_final: whether the result holds the last states;
-    without, its `final` has no coordinates.
+    without, its `final` has no coordinates. watch: called with each measured round and what was
+    measured; what it raises ends the simulation. links: "masked" computes message by message in the
+    fixed point of masked links, to the same bits as real agents with such links.
     """
 
     measure: Collection[int] | None = None
@@ -30,3 +38,10 @@ class Options:
     exact: bool = False
     keep_final: bool = True
     progress: bool = False
+    watch: Callable[[int, Mapping[str, Tensor]], None] | None = None
+    links: Links = "plain"
+
+    def __post_init__(self) -> None:
+        if self.links not in get_args(Links):
+            accepted = ", ".join(get_args(Links))
+            raise SimulationError(f"links is {self.links!r}; accepted: {accepted}")

@@ -13,12 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from sottovoce.errors import SimulationError
 from sottovoce.graphs import Graph
 from sottovoce.kernels import usable
 from sottovoce.kernels.mixing import MOST_AGENTS, Factors, mix_
 from sottovoce.mechanisms import Mechanism, in_blocks
+from sottovoce.mechanisms.fixed_point import STEP, beyond, largest, to_numbers, to_steps
 from sottovoce.mechanisms.flow import Flow
-from sottovoce.mechanisms.reference import Gather, by_messages, split_step
+from sottovoce.mechanisms.reference import Gather, See, by_messages, make_messages, split_step
+from sottovoce.problems.base import room_like
 from sottovoce.randomness import DeviceStreams
 
 _DENSE_AGENTS = {True: 24, False: 64}
@@ -26,6 +29,15 @@ _DENSE_AGENTS = {True: 24, False: 64}
 
 _BLOCK_NUMBERS = {True: 1 << 15, False: 1 << 24}
 """Shares held at a time on a CPU, whose cache they should not leave, and elsewhere."""
+
+
+LARGE = 1 << 28
+"""Bytes of states from which on random access to agents is faster in huge pages."""
+
+
+def room_for(state: Tensor) -> Tensor:
+    """Memory for more states, (runs, agents, d)."""
+    return room_like(state) if state.nbytes >= LARGE else torch.empty_like(state)
 
 
 class Mixer(ABC):
@@ -65,15 +77,14 @@ class DenseMixer(Mixer):
 
     def __init__(self, graph: Graph, runs: int, dtype: torch.dtype, device: torch.device) -> None:
         routes = graph.routes().to(device)
-        self._entries = (routes.receiver, routes.sender)
+        self._entries = routes.receiver * graph.agents + routes.sender
         mixing = torch.from_numpy(graph.mixing.toarray()).to(device, dtype)
         self.mixing = mixing.expand(runs, -1, -1)
         self._splitting = torch.zeros(runs, graph.agents, graph.agents, dtype=dtype, device=device)
 
     def splitting(self, shares: Tensor) -> Tensor:
         """B, (runs, agents, agents), overwritten by the next one."""
-        receiver, sender = self._entries
-        self._splitting[:, receiver, sender] = shares
+        self._splitting.flatten(1).index_copy_(1, self._entries, shares)
         return self._splitting
 
     def mix(self, state: Tensor, out: Tensor) -> None:
@@ -137,7 +148,7 @@ class _Buffers:
     """Where successor states go: over the states before, unless a part may still hold those."""
 
     def __init__(self, mechanism: Mechanism, like: Flow) -> None:
-        self._spare = None if mechanism.at("state") else torch.empty_like(like.x)
+        self._spare = None if mechanism.at("state") else room_for(like.x)
 
     def instead_of(self, state: Tensor) -> Tensor:
         if self._spare is None:
@@ -233,3 +244,45 @@ class Kernel:
         key = streams.key("stepsize", flow.x.shape[-1], flow.x.dtype)
         factors = Factors(interval, key, round, streams.runs)
         mix_(flow.x, flow.s, self._dense.mixing[0], splitting, bad_round, factors)
+
+
+class MaskedLinks:
+    """What each agent receives over masked links, message by message, as real agents compute it.
+
+    The masks cancel in every sum, so they are left out; messages are in fixed point, and what
+    rounding takes from them stays with the sender. `see` gets the rounded messages.
+    """
+
+    def __init__(self, mechanism: Mechanism, graph: Graph, see: See | None = None) -> None:
+        self._mechanism, self._see = mechanism, see
+        limits = [largest(degree) for degree in graph.degrees.tolist()]
+        self._limits = torch.tensor(limits, dtype=torch.float64)
+
+    def __call__(self, flow: Flow) -> Tensor:
+        make_messages(self._mechanism, flow)
+        routes, messages = flow.routes, flow.v
+        links, own = (~routes.own).nonzero().flatten(), routes.own.nonzero().flatten()
+        sender, receiver = routes.sender[links], routes.receiver[links]
+        whole, rest = to_steps(messages[:, links])
+        too_large = beyond(whole, self._limits.to(receiver.device)[receiver])
+        if bool(too_large.any()):
+            self._refuse(flow, too_large, sender, receiver)
+        kept = messages.new_zeros(len(messages), routes.agents, messages.shape[2])
+        kept.index_add_(1, sender, rest).mul_(STEP)
+        kept = messages[:, own].add_(kept)
+        if self._see:
+            messages[:, links], messages[:, own] = whole * STEP, kept
+            self._see(messages)
+        total = torch.zeros_like(kept, dtype=torch.int32)
+        total.index_add_(1, receiver, whole.to(torch.int32))
+        return to_numbers(total, kept.dtype).add_(kept)
+
+    def _refuse(self, flow: Flow, wrong: Tensor, sender: Tensor, receiver: Tensor) -> None:
+        run, link = wrong.nonzero()[0].tolist()
+        limit = float(self._limits[receiver[link]]) * STEP
+        raise SimulationError(
+            f"the message of agent {sender[link]} to agent {receiver[link]} in round "
+            f"{flow.at.round} of run {flow.streams.runs[run]} is not finite or leaves the range of "
+            f"masked links; accepted: numbers up to ±{limit:.6g}, because the receiver's sum is "
+            "taken modulo 2^32. A smaller stepsize is the usual cure"
+        )

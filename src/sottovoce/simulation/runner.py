@@ -6,18 +6,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sottovoce.errors import DivergedError, SimulationError
+from sottovoce.errors import DivergedError, ProblemError, SimulationError
 from sottovoce.graphs import Graph, as_graph
 from sottovoce.mechanisms import Mechanism, as_mechanism, check
+from sottovoce.mechanisms.fixed_point import require_sums
 from sottovoce.mechanisms.flow import Clock, Flow
-from sottovoce.mechanisms.reference import by_messages, exchange, take_step
-from sottovoce.problems.base import Problem
+from sottovoce.mechanisms.reference import Gather, See, by_messages, exchange, take_step
+from sottovoce.problems.base import Problem, in_huge_pages
 from sottovoce.randomness import private_streams, require_jitter
 from sottovoce.simulation.checkpoint import Checkpoint, Measured, Task, runs_at_once
 from sottovoce.simulation.options import Options
 from sottovoce.simulation.recorder import Recorder
 from sottovoce.simulation.result import Result, join
-from sottovoce.simulation.rounds import Kernel, backend
+from sottovoce.simulation.rounds import LARGE, Kernel, MaskedLinks, backend, room_for
 from sottovoce.simulation.transcript import Setting, Transcript
 from sottovoce.stepsizes import Stepsize, as_stepsize
 from sottovoce.storage.progress import progress_bar
@@ -61,7 +62,14 @@ def run_task(task: Task, runs: range) -> Result:
         raise SimulationError(
             f"the problem has {task.problem.agents} agents, but {graph.name} has {graph.agents}"
         )
-    check(task.mechanism, graph)
+    check(task.mechanism, graph, task.stepsize)
+    if task.mechanism.bound and task.problem.sampling is None:
+        raise ProblemError(
+            f"{task.mechanism} bounds what single samples contribute, and the problem "
+            f"{task.problem.name!r} has no samples; use an algorithm without clip"
+        )
+    if options.links == "masked":
+        require_sums(graph)
     facts, rounds = task.facts(runs), task.rounds
     if record and (max(record.rounds) > steps or not set(record.runs) <= set(runs)):
         raise SimulationError(
@@ -99,15 +107,17 @@ class _Simulation:
             runs, graph.agents, insecure_seed=task.insecure_seed, device=device
         )
         state = task.problem.start(runs, streams)
+        state = in_huge_pages(state) if state.nbytes >= LARGE else state
         self.common_start = _common_points(state)
         if task.options.private_start:
             streams.add_normal_(state, task.options.private_start, "start", 0)
         routes = graph.routes().to(device)
-        self.flow = Flow(state, torch.zeros_like(state), routes, streams, task.stepsize, Clock(1))
-        record, exact = task.options.record, task.options.exact
+        self.flow = Flow(state, room_for(state).zero_(), routes, streams, task.stepsize, Clock(1))
+        record = task.options.record
+        exact = task.options.exact or task.options.links == "masked"
         self.recorder = Recorder(routes, record, runs) if record else None
         self.kernel = None if exact else Kernel.of(task.mechanism, graph, self.flow)
-        self.gather = by_messages(task.mechanism)
+        self.gather = self._by_messages()
         if not (exact or self.kernel):
             self.gather = backend(task.mechanism, graph, self.flow)
         self.bad_round = torch.zeros(state.shape[:2], dtype=torch.int32, device=device)
@@ -128,6 +138,8 @@ class _Simulation:
                     self._require_finite()
                 if round in rounds:
                     measured[round] = measure(self.flow.x)
+                    if self.task.options.watch:
+                        self.task.options.watch(round, measured[round])
                 advance(len(self.runs))
                 if round == steps or store.is_due():
                     store.save(round, self.flow, measured)
@@ -151,7 +163,7 @@ class _Simulation:
         """One round; remember where states first became non-finite."""
         flow, mechanism, gather = self.flow, self.task.mechanism, self.gather
         flow.at = Clock(round)
-        flow.s = self.task.problem.gradient(flow.x, flow.streams, round, flow.s)
+        flow.s = self._gradients(round)
         recorder = self.recorder if self.recorder and round in self.recorder.rounds else None
         if self.kernel and not recorder:
             self.kernel.advance_(flow, self.bad_round)
@@ -163,7 +175,7 @@ class _Simulation:
         take_step(mechanism, flow)
         if recorder:
             recorder.keep("steps", flow.s)
-            gather = by_messages(mechanism, recorder.keep_messages)
+            gather = self._by_messages(recorder.keep_messages)
         exchange(mechanism, flow, gather)
         self.done = round
         # One look at all suffices on a CPU; a GPU would have to wait for the answer.
@@ -171,6 +183,18 @@ class _Simulation:
             return
         bad = ~torch.isfinite(flow.x.sum(-1))
         self.bad_round.masked_fill_(bad & (self.bad_round == 0), round)
+
+    def _by_messages(self, see: See | None = None) -> Gather:
+        """Message by message, as real agents compute; `see` gets the messages."""
+        if self.task.options.links == "masked":
+            return MaskedLinks(self.task.mechanism, self.task.graph, see)
+        return by_messages(self.task.mechanism, see)
+
+    def _gradients(self, round: int) -> Tensor:
+        """What the agents compute from their samples, (runs, agents, d), over the last steps."""
+        problem, bound = self.task.problem, self.task.mechanism.bound
+        given = self.flow.x, self.flow.streams, round, self.flow.s
+        return problem.clipped_gradient(*given, bound) if bound else problem.gradient(*given)
 
     def _require_finite(self) -> None:
         if not bool(self.bad_round.any()):
@@ -185,6 +209,6 @@ class _Simulation:
 
 def _common_points(state: Tensor) -> Tensor | None:
     """Where each run's agents start together, (runs, d), or None if some start apart."""
-    first = state[:, 0]
-    together = all(bool((state[:, agent] == first).all()) for agent in range(state.shape[1]))
-    return first.cpu().clone() if together else None
+    first = state[:, :1]
+    together = torch.equal(state, first.expand_as(state))
+    return first[:, 0].cpu().clone() if together else None
