@@ -3,9 +3,11 @@
     message_i = w_i x - share_i,        x <- Σ_j message_j
 
 The operations of the reference in their order, so the same bits; but for a plain chain every number
-of the state and of the gradient comes from memory once for all messages together.
+of the state and of the gradient comes from memory once for all messages together. On masked links
+messages pass through their codec before they are sent, and integers are summed.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -15,10 +17,15 @@ import torch
 from torch import Tensor, get_num_threads
 
 from sottovoce.distributed.exchange import Exchange
+from sottovoce.distributed.masks import MaskedLinks, sum_
 from sottovoce.distributed.streams import AgentStreams
+from sottovoce.errors import MessageError
 from sottovoce.mechanisms import Mechanism
+from sottovoce.mechanisms.fixed_point import STEP, to_steps
 from sottovoce.mechanisms.flow import Clock, Flow
 from sottovoce.mechanisms.reference import make_messages, settle, take_step
+
+_log = logging.getLogger(__name__)
 
 _Play = Callable[[Mechanism, Flow], None]
 
@@ -31,9 +38,10 @@ class _Block:
     """The n numbers of the vector at `place`, and where what belongs to them lies.
 
     pieces: the parameters' gradients there, as (parameter, part of it, where it goes in `step`).
-    incoming: what is summed, ascending by sender, the own message among it. partial: where sums
-    begin. total: (), the sum of the sum, for the search for NaN. out, shares: (neighbours, n); all
-    others: (n,).
+    out: where messages are written; wire: what is sent of them, the same unless links are masked.
+    incoming: what is summed, ascending by sender, the own message among it unless links are masked.
+    partial: where sums begin. total: (), the sum of the sum, for the search for NaN. out, wire,
+    shares: (neighbours, n); all others: (n,).
     """
 
     place: slice
@@ -42,6 +50,7 @@ class _Block:
     step: Tensor
     own: Tensor
     out: Tensor
+    wire: Tensor
     shares: Tensor
     share: Tensor
     incoming: list[Tensor]
@@ -53,9 +62,10 @@ class Arithmetic:
     """Turns gradients into messages, and messages into the new state, one segment at a time.
 
     flow: the agent's state, routes, streams and stepsize. sizes: how many numbers each parameter
-    has. whole: whether the chain must see all coordinates at once; a GPU works on all anyway. step:
-    the steps of the whole vector, where they are kept (`keep_step`) or needed at once. memory: what
-    parts of the chain keep from round to round.
+    has. whole: whether the chain must see all coordinates at once; a GPU works on all anyway.
+    codec: that of masked links. step: the steps of the whole vector, where they are kept (`keep`)
+    or needed at once. own: the message to itself, which never leaves the agent. memory: what parts
+    of the chain keep from round to round.
     """
 
     def __init__(
@@ -66,13 +76,18 @@ class Arithmetic:
         exchange: Exchange,
         *,
         whole: bool,
-        keep_step: bool,
+        keep: bool,
+        codec: MaskedLinks | None = None,
     ) -> None:
         self._mechanism, self._flow, self._state = mechanism, flow, flow.x[0, 0]
+        self._codec = codec
         self._streams, self.memory = cast(AgentStreams, flow.streams), flow.memory
         self._whole = whole or self._state.device.type != "cpu" or not mechanism.by_coordinate
-        self.step = torch.zeros_like(self._state) if self._whole or keep_step else None
-        self._own = torch.zeros_like(self._state, device=exchange.device)
+        self.step = torch.zeros_like(self._state) if self._whole or keep else None
+        self.own = torch.zeros_like(self._state, device=exchange.device)
+        self._exchange, kept = exchange, len(self._state) if keep and codec else 0
+        self._sent = self.own.new_zeros(len(exchange.neighbours), kept)
+        self._received, self._square = self.own.new_zeros(1, kept), 0.0
         receivers = flow.routes.receiver.tolist()
         self._own_route = receivers.index(exchange.agent)
         self._other_routes = [at for at in range(len(receivers)) if at != self._own_route]
@@ -81,6 +96,7 @@ class Arithmetic:
         self._keeps = False
         self._messages = self._state.new_empty(0)
         self._gradients: Sequence[Tensor | None] = []
+        self._sizes = sizes
         self._lay_out(sizes, exchange)
 
     def prepare(self, gradients: Sequence[Tensor | None], at: Clock) -> None:
@@ -103,31 +119,69 @@ class Arithmetic:
                 self._make_step(self.step, 0)
             if not self._mechanism.plain:
                 self._messages = self._make_messages(self._state, self.step, 0)
+        if self._codec:
+            self._codec.begin((at.round - 1) * self._mechanism.exchanges + at.inner + 1)
+
+    def begin_again(self, own: Tensor, at: Clock) -> None:
+        """Take the own message of an exchange whose other messages were kept as they were sent."""
+        self._flow.at = at
+        self.own.copy_(own)
+
+    def whole(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        """The gradients as one vector, (d,), zero where a parameter has none."""
+        found = zip(self._sizes, gradients, strict=True)
+        return torch.cat([self._state.new_zeros(n) if g is None else g for n, g in found])
 
     def write(self, number: int) -> None:
         """Write segment `number` of all messages; the own one stays here."""
         for block in self._blocks[number]:
-            if not self._whole:
-                self._collect(block)
-                self._make_step(block.step, block.place.start)
-            if self._mechanism.plain:
-                self._write_shares(block)
-                continue
-            if self._whole:
-                messages = self._messages[:, block.place]
-            else:
-                messages = self._make_messages(block.state, block.step, block.place.start)
-            for row, at in zip(block.out, self._other_routes, strict=True):
-                row.copy_(messages[at])
-            block.own.copy_(messages[self._own_route])
+            self._write_block(block)
+            if self._codec:
+                self._codec.encode(block.out, block.own, block.wire)
+            if self._sent.numel():
+                self._sent[:, block.place] = to_steps(block.out)[0].mul_(STEP)
+        if self._codec and number == len(self._blocks) - 1:
+            self._codec.seal(self._endings)
 
     def add(self, number: int) -> None:
         """Sum segment `number` of what arrived and of the own message, which is used up."""
+        if self._codec:
+            self._add_integers(self._codec, number)
+            return
         for block in self._blocks[number]:
             total, *others = block.incoming
             for left, message in zip(range(len(others) - 1, -1, -1), others, strict=True):
                 total = torch.add(total, message, out=block.partial if left else block.own)
             torch.sum(block.own, 0, out=block.total)
+
+    def check_norm(self, round: int) -> None:
+        """Raise `MessageError` if the sum of masked messages is longer than each may be together.
+
+        Single messages cannot be judged behind their masks.
+        """
+        bound, count = self._exchange.norm_bound, len(self._exchange.neighbours)
+        if self._codec and bound is not None and self._square > (count * bound) ** 2:
+            _log.warning(
+                "agent %d refused the sum of %d messages in round %d: its norm is above the bound",
+                *(self._exchange.agent, count, round),
+            )
+            raise MessageError(
+                f"agent {self._exchange.agent} refused the sum of its neighbours' messages in "
+                f"round {round}: its norm is above {count} times the bound that this agent set; "
+                "its own state is as before the round"
+            )
+
+    @property
+    def sent(self) -> Tensor:
+        """The numbers of the messages sent, without masks: (neighbours, d)."""
+        return self._sent if self._codec else torch.cat(self._exchange.outgoing, 1)
+
+    @property
+    def received(self) -> Tensor:
+        """The numbers of the messages received, (neighbours, d); behind masks their sum, (1, d)."""
+        if self._codec:
+            return self._received
+        return torch.stack([message.numbers() for message in self._exchange.inbox.values()])
 
     def is_finite(self) -> bool:
         """Whether the sums show that every number that arrived is finite; they may overflow."""
@@ -139,14 +193,14 @@ class Arithmetic:
         A sum begins with zero, as in `receive`: negative zeros become positive.
         """
         if self._mechanism.at("state"):
-            total = self._own.add(0.0).to(self._state.device).view(1, 1, -1)
+            total = self.own.add(0.0).to(self._state.device).view(1, 1, -1)
             flow = self._part_of_flow(self._state.clone(), self._state)
             settle(self._mechanism, flow, total)
             self._state.copy_(flow.x[0, 0])
-        elif self._own.device == self._state.device:
-            torch.add(self._own, 0.0, out=self._state)
+        elif self.own.device == self._state.device:
+            torch.add(self.own, 0.0, out=self._state)
         else:
-            self._state.copy_(self._own.add_(0.0))
+            self._state.copy_(self.own.add_(0.0))
 
     def _by_route(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """One number for each route, as (neighbours, 1) and the own one, ()."""
@@ -183,6 +237,38 @@ class Arithmetic:
         """What travels on every route for the numbers from `at` on: (routes, n)."""
         return self._played(make_messages, state, step, at).v[0]
 
+    def _write_block(self, block: _Block) -> None:
+        if not self._whole:
+            self._collect(block)
+            self._make_step(block.step, block.place.start)
+        if self._mechanism.plain:
+            self._write_shares(block)
+        else:
+            self._write_messages(block)
+
+    def _add_integers(self, codec: MaskedLinks, number: int) -> None:
+        if number == 0:
+            self._square = 0.0
+        for block in self._blocks[number]:
+            numbers = codec.decode(sum_(block.incoming, block.partial), block.own)
+            if self._received.numel():
+                self._received[0, block.place] = numbers
+            torch.sum(block.own, 0, out=block.total)
+            if self._exchange.norm_bound is not None:
+                self._square += float(torch.linalg.vector_norm(numbers, dtype=torch.float64)) ** 2
+        if number == len(self._blocks) - 1:
+            ending = sum_(self._arrived_endings, torch.zeros_like(self._endings[0]))
+            codec.check(ending, self._flow.at.round)
+
+    def _write_messages(self, block: _Block) -> None:
+        if self._whole:
+            messages = self._messages[:, block.place]
+        else:
+            messages = self._make_messages(block.state, block.step, block.place.start)
+        for row, at in zip(block.out, self._other_routes, strict=True):
+            row.copy_(messages[at])
+        block.own.copy_(messages[self._own_route])
+
     def _write_shares(self, block: _Block) -> None:
         if self._keeps:
             # The neighbours' shares are zero and the own one is the step.
@@ -200,21 +286,29 @@ class Arithmetic:
         longest = dimension if self._state.device.type != "cpu" else BLOCK * get_num_threads()
         longest = min(dimension, longest)
         shares = self._state.new_empty(len(neighbours) + 1, longest)
-        partial = self._own.new_empty(longest)
+        masked = self._codec is not None
+        plain = self.own.new_empty(len(neighbours), longest) if masked else None
+        partial = torch.empty(longest, dtype=exchange.dtype, device=exchange.device)
         step = self._state.new_empty(longest) if self.step is None else self.step
         places = [_divide(cut, longest) for cut in exchange.segments]
-        self._totals = self._own.new_zeros(sum(map(len, places)))
+        self._totals = self.own.new_zeros(sum(map(len, places)))
         totals = iter(self._totals)
         self._blocks: list[list[_Block]] = []
+        last = exchange.segments[-1]
+        ending = slice(last.stop - last.start, None)
+        self._endings = exchange.outgoing[-1][:, ending]
+        self._arrived_endings = [exchange.inbox[j].payloads[-1][ending] for j in neighbours]
         for number, cut in enumerate(exchange.segments):
             blocks = []
             for place in places[number]:
                 size = place.stop - place.start
                 within = slice(place.start - cut.start, place.stop - cut.start)
                 here = step[:size] if self.step is None else step[place]
-                own = self._own[place]
-                arrived = {j: exchange.inbox[j].payloads[number][within] for j in neighbours}
-                incoming = {**arrived, exchange.agent: own}
+                own = self.own[place]
+                incoming = {j: exchange.inbox[j].payloads[number][within] for j in neighbours}
+                if not masked:
+                    incoming[exchange.agent] = own
+                wire = exchange.outgoing[number][:, within]
                 blocks.append(
                     _Block(
                         place=place,
@@ -222,7 +316,8 @@ class Arithmetic:
                         state=self._state[place],
                         step=here,
                         own=own,
-                        out=exchange.outgoing[number][:, within],
+                        out=wire if plain is None else plain[:, :size],
+                        wire=wire,
                         shares=shares[:-1, :size],
                         share=shares[-1, :size],
                         incoming=[incoming[j] for j in sorted(incoming)],

@@ -22,7 +22,9 @@ def connect(device: torch.device | str = "cpu", timeout: float = 300.0) -> int:
 
     NCCL where the model lies on a GPU, Gloo otherwise. Where torchrun's address is loopback, Gloo
     listens on loopback alone; elsewhere it listens on the interface of the host name, or on the
-    one that GLOO_SOCKET_IFNAME names. timeout: seconds to wait for the other agents.
+    one that GLOO_SOCKET_IFNAME names. Gloo connects two agents when they first exchange something,
+    so that links between agents that are not neighbours may be closed, unless TORCH_GLOO_LAZY_INIT
+    says otherwise. timeout: seconds to wait for the other agents.
 
     Use it in place of `init_process_group` under `torchrun --max-restarts`: torchrun keeps one
     key-value store over all restarts, and Gloo would find there the addresses of dead processes.
@@ -39,6 +41,7 @@ def connect(device: torch.device | str = "cpu", timeout: float = 300.0) -> int:
     if address in _LOOPBACK:
         interfaces = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interfaces[0] if interfaces else "lo")
+    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     wait = timedelta(seconds=timeout)
     store, agent, agents = next(rendezvous("env://", timeout=wait))
     dist.init_process_group(

@@ -5,10 +5,8 @@ who pool what they know compute the last one's model: use these for studies, not
 """
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from sottovoce.distributed.handshake import finish
 from sottovoce.distributed.optimizer import DecentralizedSGD
 
 
@@ -17,8 +15,8 @@ def mean_model(optimizer: DecentralizedSGD) -> Tensor:
 
     Reveals x̄ to every agent, and on the way partial sums of models to single agents.
     """
-    total = optimizer.state_vector.to(optimizer.exchange_device, copy=True)
-    _sum_(total, optimizer, "the mean of the models")
+    total = optimizer.state_vector.to(optimizer.transport.device, copy=True)
+    optimizer.transport.sum_(total, "the mean of the models")
     return total.div_(optimizer.graph.agents).to(optimizer.state_vector.device)
 
 
@@ -28,11 +26,6 @@ def consensus_error(optimizer: DecentralizedSGD) -> float:
     Reveals x̄ (it is computed on the way) and the agents' distances from it in partial sums.
     """
     distance = optimizer.state_vector.double() - mean_model(optimizer).double()
-    total = distance.square().sum().to(optimizer.exchange_device).reshape(1)
-    _sum_(total, optimizer, "the consensus error")
+    total = distance.square().sum().to(optimizer.transport.device).reshape(1)
+    optimizer.transport.sum_(total, "the consensus error")
     return float(torch.sqrt(total / optimizer.graph.agents))
-
-
-def _sum_(tensor: Tensor, optimizer: DecentralizedSGD, purpose: str) -> None:
-    """Replace `tensor` by its sum over all agents."""
-    finish(lambda: dist.all_reduce(tensor, async_op=True), optimizer.timeout, purpose)

@@ -1,73 +1,75 @@
 """One round's messages: one to and one from every neighbour, in buffers used again each round."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from datetime import timedelta
-from typing import Any
+from collections.abc import Iterator
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from sottovoce.distributed.frames import Frame, Inbox, message_bytes, places, segments
-from sottovoce.errors import PeerLost
-
-_LEAST_WAIT = timedelta(milliseconds=1)
+from sottovoce.distributed.transport import Transport
 
 
 class Exchange:
-    """The links of one agent; after `PeerLost` the process group is of no further use.
+    """The messages of one agent, written and checked here and carried by a transport.
 
-    With Gloo every segment is posted on its own, so that a failure names its neighbour and the
-    first numbers travel while the next are computed. NCCL needs all in one batch.
-
-    like: a vector of the size and type of a message's numbers. device: where messages lie.
-    segments: the parts of the vector that travel on their own. outgoing: for each segment where to
-    write the numbers for all neighbours, (neighbours, numbers). outbox, inbox: the messages
+    like: a vector of the size and type of a message's numbers. norm_bound: a longer message is
+    refused. ending: how many integers end each message where links are masked; its numbers then are
+    integers, too. segments: the parts of the vector that travel on their own, the ending not among
+    them. outgoing: for each segment where to write the numbers for all neighbours, (neighbours,
+    numbers). rows: the outgoing messages, (neighbours, bytes). outbox, inbox: the messages
     themselves, by neighbour.
     """
 
     def __init__(
-        self, agent: int, neighbours: list[int], like: Tensor, device: torch.device, timeout: float
+        self,
+        transport: Transport,
+        neighbours: list[int],
+        like: Tensor,
+        norm_bound: float | None,
+        ending: int = 0,
     ) -> None:
-        self.agent, self.neighbours, self.timeout = agent, neighbours, timeout
-        self.device = device
-        self._one_batch = device.type != "cpu"
-        cuts = [slice(0, len(like))] if self._one_batch else segments(len(like), like.dtype)
-        size, self.segments = message_bytes(cuts, like.dtype), cuts
+        self.transport, self.agent, self.neighbours = transport, transport.agent, neighbours
+        self.device, self.dtype = transport.device, torch.int32 if ending else like.dtype
+        whole = [slice(0, len(like))]
+        self.segments = whole if transport.in_one_piece else segments(len(like), self.dtype)
+        *cuts, last = self.segments
+        cuts.append(slice(last.start, last.stop + ending))
+        size, dtype = message_bytes(cuts, self.dtype), self.dtype
         self.bytes_per_message = size if neighbours else 0
-        rows = torch.zeros(len(neighbours), size, dtype=torch.uint8, device=device)
-        self.outgoing = [rows[:, place].view(like.dtype) for place in places(cuts, like.dtype)]
-        each = zip(neighbours, rows, strict=True)
-        self.outbox = {i: Frame(agent, i, cuts, like.dtype, row) for i, row in each}
-        self.inbox = {j: Inbox(j, agent, cuts, like.dtype, device) for j in neighbours}
-        self._sends = _operations(dist.isend, self.outbox)
-        self._receives = _operations(dist.irecv, self.inbox)
+        self.rows = torch.zeros(len(neighbours), size, dtype=torch.uint8, device=self.device)
+        self.outgoing = [self.rows[:, at].view(dtype) for at in places(cuts, dtype)]
+        each = zip(neighbours, self.rows, strict=True)
+        self.outbox = {i: Frame(self.agent, i, cuts, dtype, row) for i, row in each}
+        self.inbox = {j: Inbox(j, self.agent, cuts, dtype, self.device) for j in neighbours}
+        self._is_open, self.norm_bound = False, norm_bound
+
+    def belong_to(self, training: int, epoch: int) -> None:
+        """Mark all messages with the training, and the epoch of it, that they are part of."""
+        for frame in (*self.outbox.values(), *self.inbox.values()):
+            frame.training, frame.epoch = training, epoch
         self._is_open = False
-        self._arriving: dict[int, list[dist.Work]] = {}
-        self._leaving: dict[int, list[dist.Work]] = {}
+        self.transport.link(self.outbox, self.inbox, (training + epoch) % (1 << 31))
 
     def open(self, round: int) -> None:
         """Offer the buffers in which this round's messages arrive, unless they are offered."""
         if self._is_open:
             return
-        self._arriving = {j: [] for j in self.neighbours}
-        self._leaving = {i: [] for i in self.neighbours}
-        for j in self.neighbours:
-            self.inbox[j].clear()
-            if not self._one_batch:
-                self._arriving[j] = self._post(j, self._receives[j], round)
+        for inbox in self.inbox.values():
+            inbox.clear()
+        self.transport.open(round)
         self._is_open = True
 
-    def send(self, number: int, round: int) -> None:
-        """Send segment `number`, written to `outgoing`, to all; leave it alone in this round."""
-        for i in self.neighbours:
-            self.outbox[i].stamp(number, round)
-            if not self._one_batch:
-                self._leaving[i] += self._post(i, [self._sends[i][number]], round)
-        if self._one_batch and self.neighbours:
-            batch = [one for some in (self._receives, self._sends) for [one] in some.values()]
-            self._arriving[self.neighbours[0]] = self._post(None, batch, round)
+    def stamp(self, number: int, round: int) -> None:
+        """Make segment `number`, written to `outgoing`, ready to travel."""
+        for frame in self.outbox.values():
+            frame.stamp(number, round)
+
+    def send_again(self, rows: Tensor, round: int, receivers: list[int]) -> None:
+        """Send messages that were kept, (neighbours, bytes), as they are."""
+        self.rows.copy_(rows)
+        for number in range(len(self.segments)):
+            self.transport.send(number, round, receivers)
 
     def arrivals(self, round: int) -> Iterator[int]:
         """Give each segment, ascending, once all neighbours' are here and are what they should be.
@@ -75,58 +77,24 @@ class Exchange:
         Whether the numbers are finite is left to `check_finite`. All was sent when it ends.
         """
         self._is_open = False
-        deadline = time.monotonic() + self.timeout
-        if self._one_batch:
-            for work in self._arriving[self.neighbours[0]] if self.neighbours else ():
-                self._wait(work, None, deadline, round)
+        deadline = time.monotonic() + self.transport.timeout
         for number in range(len(self.segments)):
             for j in self.neighbours:
-                if not self._one_batch:
-                    self._wait(self._arriving[j][number], j, deadline, round)
+                self.transport.wait(j, number, round, deadline)
                 self.inbox[j].check(number, round)
             yield number
-        for i, works in self._leaving.items():
-            for work in works:
-                self._wait(work, i, deadline, round)
+        self.transport.flush(round, deadline)
 
     def check_finite(self, round: int) -> None:
         """Raise `MessageError` naming the first sender whose numbers are not all finite."""
         for message in self.inbox.values():
             message.check_finite(round)
 
-    def _post(
-        self, neighbour: int | None, operations: list[dist.P2POp], round: int
-    ) -> list[dist.Work]:
-        try:
-            return dist.batch_isend_irecv(operations)
-        except RuntimeError as error:
-            raise self._lost(neighbour, round, str(error)) from None
+    def check_norms(self, round: int) -> None:
+        """Raise `MessageError` naming the first sender whose message is longer than the bound.
 
-    def _wait(self, work: dist.Work, neighbour: int | None, deadline: float, round: int) -> None:
-        left = timedelta(seconds=deadline - time.monotonic())
-        try:
-            work.wait(max(left, _LEAST_WAIT))
-        except RuntimeError as error:
-            raise self._lost(neighbour, round, str(error)) from None
-
-    def _lost(self, neighbour: int | None, round: int, reason: str) -> PeerLost:
-        silent = "imed out" in reason or "timeout" in reason
-        how = f"was silent for {self.timeout:g} s" if silent else "closed the connection"
-        who = "one of the agents " + ", ".join(map(str, self.neighbours))
-        return PeerLost(
-            f"agent {self.agent} lost {who if neighbour is None else f'agent {neighbour}'} in "
-            f"round {round}: it {how}. The state is as before the round; the process group cannot "
-            "be used again, so end this process (torchrun --max-restarts starts all agents again)",
-            neighbour,
-            round,
-        )
-
-
-def _operations(
-    kind: Callable[..., Any], messages: Mapping[int, Frame]
-) -> dict[int, list[dist.P2POp]]:
-    """What posts each segment of each neighbour's message."""
-    return {
-        i: [dist.P2POp(kind, part, i) for part in message.transfers]
-        for i, message in messages.items()
-    }
+        Of masked messages only the sum has a norm that says anything.
+        """
+        if self.norm_bound is not None and self.dtype.is_floating_point:
+            for message in self.inbox.values():
+                message.check_norm(round, self.norm_bound)

@@ -9,6 +9,7 @@ when more comes than the buffer that was offered holds, so the receiving side of
 the message, and a guard behind each trailer tells whether too much came.
 """
 
+import logging
 import os
 import struct
 from collections.abc import Sequence
@@ -18,15 +19,19 @@ from torch import Tensor
 
 from sottovoce.errors import MessageError
 
-_HEADER = struct.Struct("<8sIIQIIQ")
+_HEADER = struct.Struct("<8sIIQIIQQI")
 _TRAILER = struct.Struct("<Q")
 _MAGIC = b"sottovoc"
-FORMAT = 2
+FORMAT = 3
 HEADER_BYTES = 64
 TRAILER_BYTES = _TRAILER.size
 GUARD_BYTES = 16
 _TRAILER_MASK = 0x5AA5_C33C_0FF0_9669
 DTYPES = {torch.float32: 1, torch.float64: 2}
+_NUMBERS = {**DTYPES, torch.int32: 3}
+"""The number of each type in a header; integers travel on masked links."""
+
+_log = logging.getLogger(__name__)
 
 MOST_SEGMENTS = 8
 SEGMENT_BYTES = 1 << 18
@@ -53,8 +58,11 @@ class Frame:
 
     bytes: where it lies, (size,) or longer. gap: bytes left free behind each trailer.
     payloads: the numbers, one tensor for each segment. transfers: what travels at a time, one byte
-    tensor for each segment.
+    tensor for each segment. training, epoch: the numbers of what the message is a part of.
     """
+
+    training = 0
+    epoch = 0
 
     def __init__(
         self,
@@ -83,8 +91,9 @@ class Frame:
     def stamp(self, number: int, round: int) -> None:
         """Make segment `number` ready to travel: its trailer, and before the first the header."""
         if number == 0:
-            facts = (DTYPES[self.dtype], round, self.sender, self.receiver, self.dimension)
-            _write(self.bytes, 0, _HEADER.pack(_MAGIC, FORMAT, *facts))
+            facts = (_NUMBERS[self.dtype], round, self.sender, self.receiver, self.dimension)
+            part_of = (self.training, self.epoch)
+            _write(self.bytes, 0, _HEADER.pack(_MAGIC, FORMAT, *facts, *part_of))
         _write(self.bytes, self.places[number].stop, _trailer(number, round))
 
 
@@ -141,18 +150,29 @@ class Inbox(Frame):
         if not all_finite(self.payloads):
             raise self._error(round, "it holds NaN or infinite numbers")
 
+    def check_norm(self, round: int, bound: float) -> None:
+        """Raise `MessageError` if the numbers' norm exceeds `bound`; no number is named."""
+        norms = [torch.linalg.vector_norm(p, dtype=torch.float64) for p in self.payloads]
+        if float(torch.linalg.vector_norm(torch.stack(norms))) > bound:
+            _log.warning(
+                "agent %d refused the message of agent %d in round %d: its norm is above the bound",
+                *(self.receiver, self.sender, round),
+            )
+            raise self._error(round, "its norm is above the bound that this agent set")
+
     def _check_header(self, round: int) -> None:
-        magic, format, dtype, got_round, sender, receiver, dimension = _HEADER.unpack_from(
-            _read(self.bytes, 0, HEADER_BYTES)
-        )
+        magic, *found = _HEADER.unpack_from(_read(self.bytes, 0, HEADER_BYTES))
+        format, dtype, got_round, sender, receiver, dimension, training, epoch = found
         if magic != _MAGIC:
             raise self._error(round, "it does not begin as a message of this library does")
         for name, got, expected in (
             ("format", format, FORMAT),
-            ("number type", dtype, DTYPES[self.dtype]),
+            ("number type", dtype, _NUMBERS[self.dtype]),
             ("dimension", dimension, self.dimension),
             ("sender", sender, self.sender),
             ("receiver", receiver, self.receiver),
+            ("training", training, self.training),
+            ("epoch", epoch, self.epoch),
             ("round", got_round, round),
         ):
             if got != expected:

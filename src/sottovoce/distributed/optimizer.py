@@ -2,116 +2,86 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Unpack
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
-from torch.nn.utils import vector_to_parameters
+from torch import Tensor, nn
 
 from sottovoce.distributed.arithmetic import Arithmetic
-from sottovoce.distributed.checkpoint import Checkpoint, Checkpoints
+from sottovoce.distributed.checkpoint import Checkpoint
+from sottovoce.distributed.clipping import Clipping
+from sottovoce.distributed.course import Course
 from sottovoce.distributed.exchange import Exchange
-from sottovoce.distributed.frames import DTYPES, all_finite
-from sottovoce.distributed.handshake import agree, require_same, shared_facts
+from sottovoce.distributed.executions import Executions
+from sottovoce.distributed.gloo import GlooTransport
+from sottovoce.distributed.handshake import require_same, shared_facts, starting_point
+from sottovoce.distributed.masks import CHECK_WORDS, Masks
+from sottovoce.distributed.options import Options, completed
+from sottovoce.distributed.parameters import Group, Parameters, module_of, refuse_rates
 from sottovoce.distributed.recording import AgentRecorder
+from sottovoce.distributed.rounds import Rounds
+from sottovoce.distributed.standing import Standing
 from sottovoce.distributed.streams import AgentStreams
+from sottovoce.distributed.transport import Transport
 from sottovoce.errors import DistributedError
 from sottovoce.graphs import Graph, as_graph
-from sottovoce.graphs.mixing import diameter
-from sottovoce.mechanisms import Mechanism, as_mechanism, check, in_blocks
+from sottovoce.mechanisms import Mechanism, as_mechanism, check, in_blocks, shares_edges
+from sottovoce.mechanisms.fixed_point import require_sums
 from sottovoce.mechanisms.flow import Clock, Flow
-from sottovoce.randomness import require_jitter, warn_about_seed
+from sottovoce.problems.gradients.layout import Loss
 from sottovoce.simulation.transcript import Setting
 from sottovoce.stepsizes import Stepsize, as_stepsize
-
-_NO_RATE = (
-    "there is no learning rate to schedule: the agents agreed on one public stepsize schedule "
-    "when they started. Give DecentralizedSGD a Stepsize whose schedule does what is wanted "
-    "(Power, or Custom with a function of k)"
-)
-
-
-_START = 60.0
-"""Seconds that agents wait for each other at the start at least: loading takes unequal times."""
 
 
 class DecentralizedSGD(torch.optim.Optimizer):
     """Train with neighbours only: `step()` is one round, x_i <- Σ_j (w_ij x_j - share_ij).
 
-    Rank = agent. Create it after `torch.distributed.init_process_group` and after the model is on
-    its device: the parameters become views of one flat vector. Creating it checks with all agents
-    that they mean the same training. After `backward()`, `step()` draws the private numbers from a
-    cipher keyed by the operating system, sends each neighbour a message of its own and sums what
-    it receives; a failed round leaves the parameters as they were.
+    Create it after the agents are connected and after the model is on its device: the parameters
+    become views of one flat vector. Creating it checks with the other agents that they mean the
+    same training. After `backward()`, `step()` draws the private numbers from a cipher keyed by the
+    operating system, sends each neighbour a message of its own and sums what it receives; a failed
+    round leaves the parameters as they were.
 
-    stepsize: the algorithm's own default unless given. private_start: standard deviation of private
-    Gaussian numbers added to the starting point, which closes the first round. timeout: seconds
-    after which a silent neighbour counts as lost; at the start at least 60. record: keep everything
-    for an auditor (`save_recording`). insecure_seed: make the private numbers repeatable, which
-    gives up privacy.
+    params: as for any torch optimizer, `model.named_parameters()` best of all, or the model itself:
+    then agents compare names, too. stepsize: the algorithm's own default unless given. transport:
+    how messages travel; the default process group of torch.distributed unless given, where
+    rank = agent. options: see `Options`.
     """
 
     def __init__(
         self,
-        params: Iterable[Any],
+        params: nn.Module | Iterable[Any],
         algorithm: Mechanism | str,
         graph: Graph | str,
         stepsize: Stepsize | str | None = None,
         *,
-        private_start: float = 0.0,
-        timeout: float = 60.0,
-        record: bool = False,
-        insecure_seed: int | None = None,
+        transport: Transport | None = None,
+        **options: Unpack[Options],
     ) -> None:
-        if not dist.is_initialized():
-            raise DistributedError(
-                "there is no process group; call sottovoce.distributed.connect() or "
-                "torch.distributed.init_process_group() first and start with torchrun"
-            )
-        if not 0 < timeout < float("inf"):
-            raise DistributedError(f"timeout is {timeout}; accepted: a positive number of seconds")
-        require_jitter(private_start)
-        if insecure_seed is not None:
-            warn_about_seed()
-        self.graph, self.algorithm, self.timeout = as_graph(graph), as_mechanism(algorithm), timeout
-        check(self.algorithm, self.graph)
+        asked = completed(options)
+        self.graph, self.algorithm = as_graph(graph), as_mechanism(algorithm)
         default = self.algorithm.default_stepsize
         self.stepsize = default if stepsize is None else as_stepsize(stepsize)
-        self.agent, self.round = dist.get_rank(), 0
+        check(self.algorithm, self.graph, self.stepsize)
+        self._clipping = Clipping(self.algorithm.bound, asked["batch"], asked["poisson"])
+        if asked["links"] == "masked":
+            require_sums(self.graph)
         self._closed = False
-        super().__init__(params, {})
+        module = module_of(params)
+        named = params.named_parameters() if isinstance(params, nn.Module) else params
+        super().__init__(named, {})
         self._closed = True
         self._failure: str | None = None
-        self._parameters = [p for group in self.param_groups for p in group["params"]]
-        self._lay_flat()
-        setting = Setting(self.graph, self.algorithm, self.stepsize, private_start)
-        self._facts = shared_facts(setting, self._parameters)
-        device = self.state_vector.device
-        self.exchange_device = device if _has_own_transport(device) else torch.device("cpu")
-        agree(self._facts, self.exchange_device, max(timeout, _START))
-        self.streams = AgentStreams(self.agent, insecure_seed, device, len(self.state_vector))
-        self._recorder = AgentRecorder(self.agent, setting, self.state_vector) if record else None
-        if private_start:
-            jitter = self.streams.normal(
-                "start", 0, len(self.state_vector), self.state_vector.dtype
-            )
-            self.state_vector.add_(jitter[0, 0].mul_(private_start))
-        neighbours = self.graph.neighbours(self.agent)
-        self._exchange = Exchange(
-            self.agent, neighbours, self.state_vector, self.exchange_device, timeout
-        )
-        state = self.state_vector.view(1, 1, -1)
-        routes = self.graph.routes(self.agent).to(device)
-        several = self.algorithm.exchanges > 1 or bool(self.algorithm.at("state"))
-        self._arithmetic = Arithmetic(
-            self.algorithm,
-            Flow(state, state, routes, self.streams, self.stepsize, Clock(1)),
-            [p.numel() for p in self._parameters],
-            self._exchange,
-            whole=several or not in_blocks(self.algorithm, self.graph),
-            keep_step=record,
-        )
+        self._not_resumed: str | None = None
+        self._parameters = Parameters(self.param_groups, module)
+        self.state_vector = self._parameters.vector
+        start = starting_point(self.state_vector) if asked["same_start"] else {}
+        self._asked = asked
+        self._meet(transport or GlooTransport(self.state_vector.device, asked["timeout"]), start)
+        if asked["private_start"]:
+            dimension, dtype = len(self.state_vector), self.state_vector.dtype
+            jitter = self.streams.normal("start", 0, dimension, dtype)
+            self.state_vector.add_(jitter[0, 0].mul_(asked["private_start"]))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -128,32 +98,87 @@ class DecentralizedSGD(torch.optim.Optimizer):
                 f"an earlier round failed ({self._failure}) and the neighbours may have moved on; "
                 "end this process and resume from the checkpoints"
             )
-        round = self.round + 1
+        if self._not_resumed:
+            raise DistributedError(f"the training was not resumed: {self._not_resumed}")
+        refuse_rates(self.param_groups)
+        self._clipping.require(self._parameters.tensors)
         before = self.state_vector.clone() if self.algorithm.exchanges > 1 else None
         # First of all, so that neighbours who are ahead need not wait for this agent's buffers.
-        self._exchange.open(self._number(Clock(round)))
-        gradients = self._gradients(round)
+        self._rounds.open(self.round + 1)
+        gradients = self._parameters.gradients(self.agent, self.round + 1)
+        round = self._course.next_round()
         try:
-            self._do_round(round, gradients)
+            self._rounds.play(round, gradients)
         except BaseException as error:
             self._failure = type(error).__name__
             if before is not None:
                 self.state_vector.copy_(before)
             raise
-        self.round = round
+        self._course.round = round
         return loss
+
+    @property
+    def round(self) -> int:
+        """The last round that was finished, 0 before the first."""
+        return self._course.round
+
+    @property
+    def executions(self) -> Executions:
+        """Which rounds this agent has executed, in this process and before: all are charged.
+
+        `sottovoce.spent(optimizer)` says the ε that they cost.
+        """
+        return self._course.executions
+
+    @property
+    def training(self) -> int:
+        """The number that the agents gave this training, the same after every restart."""
+        return self._course.training
+
+    @property
+    def batch(self) -> int | None:
+        """The (expected) number of samples in a batch, if the agents agreed on one."""
+        return self._clipping.batch
+
+    @property
+    def poisson(self) -> bool:
+        """Whether batches are Poisson samples."""
+        return self._clipping.poisson
 
     @property
     def bytes_per_message(self) -> int:
         """How many bytes each neighbour is sent in a round."""
-        return self._exchange.bytes_per_message
+        return self._rounds.exchange.bytes_per_message
 
     def samples(self, count: int, size: int) -> Tensor:
         """Private random indices in [0, size) of the samples for the next round: (count,).
 
         They depend on the round alone, so a resumed training draws what it would have drawn.
         """
+        if self.algorithm.bound is not None:
+            self._course.draw_from(size)
         return self.streams.integers("data", self.round + 1, count, size)[0, 0].cpu()
+
+    def backward(self, model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> None:
+        """In place of `loss.backward()`: add (1/B) Σ_n clip(g_n) to the gradients in `.grad`.
+
+        g_n is the gradient of `loss(model(x_n), y_n)` for one sample of inputs and targets, (n,
+        ...), clip is what the algorithm bounds samples by, and B is the option `batch`, whatever n
+        is. An algorithm that bounds samples takes no other gradients. Refused are modules whose
+        samples interact. Returns nothing: a loss of private samples is not protected.
+        """
+        self._clipping.backward(model, loss, inputs, targets)
+
+    def poisson_sample(self, size: int, batch: int | None = None) -> Tensor:
+        """Private indices in [0, size) for the next round, each with the rate batch / size.
+
+        size: how many samples this agent has, an agreed constant of the training. batch: the option
+        `batch` unless given. Like `samples`, they depend on the round alone. How many there are
+        shows in the time that a round takes.
+        """
+        found = self._clipping.poisson_sample(self.streams, self.round + 1, size, batch)
+        self._course.draw_from(size)
+        return found
 
     def save(
         self,
@@ -166,23 +191,64 @@ class DecentralizedSGD(torch.optim.Optimizer):
         tensors, facts: what else to keep, such as a model's buffers and the epoch. All agents must
         save after the same rounds.
         """
-        own = {"state": self.state_vector, **_prefixed(self._arithmetic.memory)}
-        return self._checkpoints(folder).save(self.round, own, tensors or {}, facts or {})
+        return self._course.save(folder, tensors or {}, facts or {})
 
-    def resume(self, folder: str | Path) -> Checkpoint | None:
-        """Continue after the newest round that all agents have in `folder`; None if there is none.
+    def resume(
+        self, folder: str | Path, *, journal: bool = False, start_over: bool = False
+    ) -> Checkpoint | None:
+        """Go on where an earlier process stopped; None where nobody has anything in its folder.
 
-        Every agent must call it. Checkpoints of later rounds are removed.
+        Every agent must call it, before its first round. With `journal`, everything that is sent is
+        on disk before it leaves, and agents that start again send the same bytes and lose no round;
+        where no journal is found they go back to the newest checkpoint that all have, with fresh
+        secrets, and `executions` counts what is done again. An agent without checkpoints among
+        others that have some is an error at all agents. start_over: remove what is in the folder
+        and begin; all agents must ask for it.
         """
-        checkpoints = self._checkpoints(folder)
-        round = checkpoints.newest_common(self.exchange_device, max(self.timeout, _START))
-        if round:
-            own, checkpoint = checkpoints.load(round)
-            self.state_vector.copy_(own.pop("state"))
-            self._remember({name.removeprefix(_MEMORY): one for name, one in own.items()})
-        checkpoints.forget_after(round)
-        self.round = round
-        return checkpoint if round else None
+        try:
+            checkpoint = self._course.resume(folder, journal, start_over)
+        except BaseException as error:
+            self._not_resumed = str(error)
+            raise
+        self._not_resumed = None
+        return checkpoint
+
+    @property
+    def standing(self) -> Standing:
+        """What this agent takes along where it goes on among other neighbours; it holds its model.
+
+        A copy: rounds that follow do not alter it.
+        """
+        memory = {name: one.clone() for name, one in self._rounds.arithmetic.memory.items()}
+        state = self.state_vector.clone()
+        return Standing(self.round, self._course.epoch, self.executions, state, memory)
+
+    def regroup(self, graph: Graph | str, transport: Transport) -> None:
+        """Go over to another graph, whose agents all do so; `go_on` then says from where.
+
+        transport: the links to the neighbours in that graph, in which this agent's number may be
+        another one. The parameters keep their values.
+        """
+        if self._recorder is not None:
+            raise DistributedError("a recording is of one graph; regroup without record=True")
+        graph = as_graph(graph)
+        check(self.algorithm, graph, self.stepsize)
+        if self._asked["links"] == "masked":
+            require_sums(graph)
+        self.graph = graph
+        self._meet(transport, {})
+
+    def go_on(self, standing: Standing, folder: str | Path) -> None:
+        """Continue from a standing, which all agents took after the same round and epoch.
+
+        The rounds that follow are a new epoch with fresh secrets, kept with a journal in `folder`.
+        """
+        with torch.no_grad():
+            self._course.stand(standing, folder)
+
+    def close(self) -> None:
+        """Wait until no other agent needs this one; call it before the process ends."""
+        self.transport.close()
 
     def save_recording(self, stem: str | Path) -> None:
         """Write to `stem.json` and `stem.safetensors` what this agent sent, got and computed."""
@@ -195,23 +261,21 @@ class DecentralizedSGD(torch.optim.Optimizer):
 
         Parameters are in the model's own state_dict.
         """
-        memory = {name: one.clone() for name, one in self._arithmetic.memory.items()}
+        memory = {name: one.clone() for name, one in self._rounds.arithmetic.memory.items()}
         own = {"round": self.round, "memory": memory, "shared": dict(self._facts)}
-        return {**super().state_dict(), **own}
+        return {**super().state_dict(), **own, "executions": self.executions.to_json()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the round of a `state_dict` of the same training; all agents must do so."""
+        """Take over the round of a `state_dict` of the same training; all agents must do so.
+
+        The rounds that follow are a new epoch, with fresh private numbers.
+        """
         require_same(self._facts, state_dict.get("shared", {}), "the state was saved")
         super().load_state_dict(state_dict)
-        self.param_groups[:] = [_Group(group) for group in self.param_groups]
-        self.round = int(state_dict["round"])
-        self._remember(state_dict.get("memory", {}))
-
-    def _remember(self, memory: Mapping[str, Tensor]) -> None:
-        """Make this what the parts of the chain remember."""
-        held, device = self._arithmetic.memory, self.state_vector.device
-        held.clear()
-        held.update({name: one.to(device, copy=True) for name, one in memory.items()})
+        self.param_groups[:] = [Group(group) for group in self.param_groups]
+        self._course.remember(state_dict.get("memory", {}))
+        executions = Executions.from_json(state_dict.get("executions", ()))
+        self._course.go_back(int(state_dict["round"]), executions)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Take the parameters of a group; options of its own are refused, the stepsize is one."""
@@ -226,7 +290,7 @@ class DecentralizedSGD(torch.optim.Optimizer):
                 "only parameters, because all parameters share one stepsize"
             )
         super().add_param_group(param_group)
-        self.param_groups[-1] = _Group(self.param_groups[-1])
+        self.param_groups[-1] = Group(self.param_groups[-1])
 
     def __getstate__(self) -> NoReturn:
         raise DistributedError(
@@ -234,90 +298,40 @@ class DecentralizedSGD(torch.optim.Optimizer):
             "pickled; use save() and resume()"
         )
 
-    def _lay_flat(self) -> None:
-        """Make all parameters views of one vector, in their order."""
-        first = self._parameters[0]
-        kinds = {(p.dtype, p.device) for p in self._parameters}
-        if len(kinds) > 1 or first.dtype not in DTYPES:
-            found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-            raise DistributedError(
-                f"the parameters are {found}; accepted: all float32 or all float64, on one device"
-            )
-        self.state_vector = torch.cat([p.detach().reshape(-1) for p in self._parameters])
-        vector_to_parameters(self.state_vector, self._parameters)
-        self._addresses = [parameter.data_ptr() for parameter in self._parameters]
+    def _meet(self, transport: Transport, start: Mapping[str, Any]) -> None:
+        """Agree with the agents of the graph, and lay out all that rounds with them need."""
+        asked, vector = self._asked, self.state_vector
+        self.transport, self.agent = transport, transport.agent
+        setting = Setting(self.graph, self.algorithm, self.stepsize, asked["private_start"])
+        facts = shared_facts(setting, self._parameters.tensors, self._parameters.names)
+        self._facts = {**facts, "links": asked["links"], **self._clipping.facts}
+        edges = asked["insecure_seed"] is None and shares_edges(self.algorithm, self.graph)
+        self._course = Course(transport, self.graph, self._facts, edges, start)
+        reach = max(part.reach for part in self.algorithm.parts)
+        seed, dimension = asked["insecure_seed"], len(vector)
+        self.streams = AgentStreams(self.agent, seed, vector.device, dimension, reach)
+        self.streams.begin(0, None, self._course.edge_keys)
+        record, links = asked["record"], asked["links"]
+        self._recorder = AgentRecorder(self.agent, setting, vector, links) if record else None
+        self._rounds = self._lay_out(asked)
+        self._course.play(self._rounds)
 
-    def _gradients(self, round: int) -> list[Tensor | None]:
-        """Every parameter's gradient as a vector, all finite."""
-        for parameter, address in zip(self._parameters, self._addresses, strict=True):
-            if parameter.data_ptr() != address:
-                raise DistributedError(
-                    "the storage of a parameter changed after the optimizer was created (by "
-                    "model.to() or assignment); move the model first, then create the optimizer"
-                )
-        found = [None if p.grad is None else p.grad.reshape(-1) for p in self._parameters]
-        if not all_finite([gradient for gradient in found if gradient is not None]):
-            raise DistributedError(
-                f"the gradient of agent {self.agent} holds NaN or infinite numbers in round "
-                f"{round}; nothing was sent"
-            )
-        return found
-
-    def _do_round(self, round: int, gradients: list[Tensor | None]) -> None:
-        """Send, receive, check, and only then replace the state, in one operation."""
-        exchange, arithmetic, recorder = self._exchange, self._arithmetic, self._recorder
-        if recorder:
-            recorder.keep("states", self.state_vector)
-            found = zip(self._parameters, gradients, strict=True)
-            whole = [p.new_zeros(p.numel()) if g is None else g for p, g in found]
-            recorder.keep("gradients", torch.cat(whole))
-        for inner in range(self.algorithm.exchanges):
-            message = self._number(Clock(round, inner))
-            exchange.open(message)
-            arithmetic.prepare(gradients, Clock(round, inner))
-            for segment in range(len(exchange.segments)):
-                arithmetic.write(segment)
-                exchange.send(segment, message)
-            # Not sooner: neighbours wait for what is sent, and nobody for these.
-            self.streams.draw_ahead(round + 1)
-            for segment in exchange.arrivals(message):
-                arithmetic.add(segment)
-            if not arithmetic.is_finite():
-                exchange.check_finite(message)
-            if recorder:
-                assert arithmetic.step is not None
-                if not inner:
-                    recorder.keep("steps", arithmetic.step)
-                recorder.keep("sent", [one.numbers() for one in exchange.outbox.values()])
-                recorder.keep("received", [one.numbers() for one in exchange.inbox.values()])
-            arithmetic.apply()
-        if recorder:
-            recorder.finished(round)
-
-    def _number(self, at: Clock) -> int:
-        """The number of an exchange, from 1 on, which its messages carry."""
-        return (at.round - 1) * self.algorithm.exchanges + at.inner + 1
-
-    def _checkpoints(self, folder: str | Path) -> Checkpoints:
-        return Checkpoints(folder, self.agent, self._facts, diameter(self.graph.mixing))
-
-
-_MEMORY = "memory."
-
-
-def _prefixed(memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {_MEMORY + name: one for name, one in memory.items()}
-
-
-class _Group(dict[str, Any]):
-    """A parameter group that tells a learning-rate scheduler why there is nothing to schedule."""
-
-    def __missing__(self, key: str) -> NoReturn:
-        if key == "lr":
-            raise DistributedError(_NO_RATE)
-        raise KeyError(key)
-
-
-def _has_own_transport(device: torch.device) -> bool:
-    """Whether the process group moves tensors of this device itself; Gloo moves the CPU's alone."""
-    return device.type == "cuda" and "nccl" in str(dist.get_backend_config())
+    def _lay_out(self, asked: Options) -> Rounds:
+        """What plays this agent's rounds, with all buffers."""
+        neighbours, vector = self.graph.neighbours(self.agent), self.state_vector
+        masks = Masks(self.transport, self.graph) if asked["links"] == "masked" else None
+        ending = CHECK_WORDS if masks else 0
+        exchange = Exchange(self.transport, neighbours, vector, asked["norm_bound"], ending)
+        state, routes = vector.view(1, 1, -1), self.graph.routes(self.agent).to(vector.device)
+        several = self.algorithm.exchanges > 1 or bool(self.algorithm.at("state"))
+        arithmetic = Arithmetic(
+            self.algorithm,
+            Flow(state, state, routes, self.streams, self.stepsize, Clock(1)),
+            self._parameters.sizes,
+            exchange,
+            whole=several or not in_blocks(self.algorithm, self.graph),
+            keep=asked["record"],
+            codec=masks.codec if masks else None,
+        )
+        own = (self.streams, vector, self._recorder, masks)
+        return Rounds(self.algorithm, exchange, arithmetic, *own)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from sottovoce.errors import DistributedError, ResultError
 from sottovoce.mechanisms import Mechanism
+from sottovoce.simulation.options import Links
 from sottovoce.simulation.transcript import Setting, Transcript, Truth
 from sottovoce.stepsizes import Stepsize
 from sottovoce.storage.tensors import load_pair, save_pair
@@ -19,9 +20,13 @@ _SERIES = ("states", "gradients", "steps", "sent", "received")
 class AgentRecorder:
     """Keeps on the CPU what happens at one agent; grows by (3 + 2 x neighbours) x d a round."""
 
-    def __init__(self, agent: int, setting: Setting, start: Tensor) -> None:
-        """start: the public point from which the agents began, before any private number."""
-        self.agent, self.setting = agent, setting
+    def __init__(self, agent: int, setting: Setting, start: Tensor, links: Links = "plain") -> None:
+        """start: the public point from which the agents began, before any private number.
+
+        links: where masked, an agent keeps the rounded messages that it sent and the sum of those
+        that it received: it knows no more.
+        """
+        self.agent, self.setting, self._links = agent, setting, links
         self._start = start.detach().cpu().clone()
         self.rounds: list[int] = []
         self._kept: dict[str, list[Tensor]] = {name: [] for name in _SERIES}
@@ -48,6 +53,7 @@ class AgentRecorder:
         tensors["start"] = self._start
         neighbours = self.setting.graph.neighbours(self.agent)
         facts |= {"kind": _KIND, "agent": self.agent, "neighbours": neighbours}
+        facts |= {"links": self._links} if self._links != "plain" else {}
         save_pair(stem, tensors, {**facts, "rounds": self.rounds})
 
 
@@ -72,17 +78,22 @@ def join_recordings(
             f"the recordings are of agents {found} of {agents}; accepted: one of every agent, all "
             "of the same rounds"
         )
+    masked = facts.get("links") == "masked"
     links, messages = [], []
     for tensors, own in loaded:
-        for place, sender in enumerate(own["neighbours"]):
+        arrived = []
+        for sender in own["neighbours"]:
             links.append((sender, own["agent"]))
             there, theirs = loaded[sender]
-            sent = there["sent"][:, theirs["neighbours"].index(own["agent"])]
-            if not torch.equal(sent, tensors["received"][:, place]):
-                raise ResultError(
-                    f"what agent {own['agent']} received is not what agent {sender} sent"
-                )
-            messages.append(sent)
+            arrived.append(there["sent"][:, theirs["neighbours"].index(own["agent"])])
+        sent = torch.stack(arrived, 1)
+        # Sums in fixed point are exact in float64, as long as they are in range.
+        known = sent.double().sum(1, keepdim=True).to(sent.dtype) if masked else sent
+        if not torch.equal(known, tensors["received"]):
+            raise ResultError(
+                f"what agent {own['agent']} received is not what its neighbours sent it"
+            )
+        messages += arrived
     truth = {
         name: torch.stack([tensors[name] for tensors, _ in loaded], 1).unsqueeze(1)
         for name in ("states", "gradients", "steps")

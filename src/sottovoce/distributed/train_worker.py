@@ -1,77 +1,120 @@
 """One agent of `sottovoce train`: torchrun starts this module, once for each agent."""
 
 import json
+import os
 import sys
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.functional import cross_entropy
 
 from sottovoce.distributed import DecentralizedSGD, connect
-from sottovoce.distributed.launch import REPORT, Training
-from sottovoce.errors import DistributedError
+from sottovoce.distributed.launch import REPORT, Training, torch_device
+from sottovoce.distributed.task import task_for
+from sottovoce.distributed.weights import save_weights
+from sottovoce.errors import PrivacyError
 from sottovoce.graphs import parse_graph
 from sottovoce.mechanisms import Mechanism, parse_algorithm
-from sottovoce.problems.data.models import small_cnn
-from sottovoce.problems.data.partitions import parse_partition
-from sottovoce.problems.data.sets import load
 from sottovoce.stepsizes import Power, Stepsize, parse_stepsize
-
-_SHARED_SEED = 0
-"""Partition and initial weights are public and the same for all agents."""
 
 
 def run(training: Training) -> None:
-    """Train as one agent and report the accuracy after each epoch."""
-    agent = connect(timeout=max(training.timeout, 60.0))
+    """Train as one agent and report loss and accuracy after each epoch."""
+    device, group = _places(training.device)
+    agent = connect(group, timeout=max(training.timeout, 60.0))
     graph = parse_graph(training.graph, training.weights)
     algorithm = parse_algorithm(training.algorithm)
-    data = load(training.data)
-    parts = parse_partition(training.partition)(data.training.labels, graph.agents, _SHARED_SEED)
-    rounds = max(parts.sizes) // training.batch_size
-    if not rounds:
-        raise DistributedError(
-            f"a batch of {training.batch_size} images is more than the {max(parts.sizes)} that an "
-            "agent holds; give a smaller batch size"
-        )
-    own = data.training.subset(parts.indices[agent])
-    images, labels = own.standardised(), own.labels
-    unseen, truth = data.validation.standardised(), data.validation.labels
-    model = small_cnn(seed=_SHARED_SEED)
+    task = task_for(training, agent, graph.agents, device)
+    model, (inputs, targets), rounds = task.model, task.samples, task.rounds
     optimizer = DecentralizedSGD(
-        model.parameters(),
+        model.named_parameters(),
         algorithm,
         graph,
         stepsize_of(training.stepsize, algorithm, rounds),
         private_start=training.private_start,
         timeout=training.timeout,
         insecure_seed=training.insecure_seed,
+        links=training.links,
+        same_start=True,
+        batch=training.batch_size,
+        poisson=algorithm.bound is not None,
     )
     if training.checkpoint:
-        optimizer.resume(training.checkpoint)
+        # Agents that torchrun starts again must not remove what they have written since.
+        first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+        optimizer.resume(
+            training.checkpoint,
+            journal=training.journal,
+            start_over=training.start_over and first,
+        )
+    if algorithm.bound and training.delta * len(inputs) >= 1:
+        raise PrivacyError(
+            f"delta is {training.delta:g} and this agent has more records than 1/delta: publishing "
+            "one of them whole would pass as private; give a smaller delta"
+        )
     while optimizer.round < training.epochs * rounds:
-        batch = optimizer.samples(training.batch_size, len(images))
         optimizer.zero_grad()
-        cross_entropy(model(images[batch]), labels[batch]).backward()
+        if algorithm.bound:
+            batch = optimizer.poisson_sample(len(inputs))
+            optimizer.backward(model, task.loss, inputs[batch], targets[batch])
+        else:
+            batch = optimizer.samples(training.batch_size, len(inputs))
+            task.loss(model(inputs[batch]), targets[batch]).backward()
         optimizer.step()
         if optimizer.round % rounds == 0:
-            with torch.no_grad():
-                accuracy = float((model(unseen).argmax(1) == truth).double().mean())
-            report = {"epoch": optimizer.round // rounds, "agent": agent, "accuracy": accuracy}
+            epoch = optimizer.round // rounds
+            report: dict[str, Any] = {"epoch": epoch, "agent": agent, **task.scores()}
+            if algorithm.bound:
+                report["charged"] = _charged(optimizer)
             sys.stdout.write(f"{REPORT}{json.dumps(report)}\n")
             sys.stdout.flush()
             if training.checkpoint:
                 optimizer.save(training.checkpoint)
-    dist.barrier()
+    optimizer.close()
+    if training.out:
+        file = Path(training.out) / f"agent-{agent}.safetensors"
+        save_weights(model, file, {"agent": agent, "rounds": optimizer.round})
     dist.destroy_process_group()
 
 
+def _charged(optimizer: DecentralizedSGD) -> dict[str, int]:
+    """What an accountant needs of this agent; the number of its samples is agreed, not private."""
+    done = optimizer.executions
+    return {
+        "training": optimizer.training,
+        "rounds": done.rounds,
+        "redone": done.redone,
+        "samples": done.samples,
+    }
+
+
+def _places(text: str) -> tuple[torch.device, str]:
+    """The device of this agent's model, and the one that decides how agents are connected.
+
+    NCCL serves one agent a GPU; agents that share a GPU exchange messages through the CPU.
+    """
+    device = torch_device(text)
+    if device.type != "cuda":
+        return device, "cpu"
+    local, here = (int(os.environ[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    count = torch.cuda.device_count()
+    if text == "cuda":
+        device = torch.device("cuda", local % count)
+        return device, str(device) if here <= count else "cpu"
+    return device, str(device) if here == 1 else "cpu"
+
+
 def stepsize_of(text: str | None, algorithm: Mechanism, rounds: int) -> Stepsize:
-    """The stepsize of `text`, k counting epochs of `rounds` unless it says otherwise."""
+    """The stepsize of `text`, k counting epochs of `rounds` unless it says otherwise.
+
+    A schedule that falls over a number of rounds counts rounds.
+    """
     if text is None:
         return replace(algorithm.default_stepsize, schedule=Power(0.3, block=rounds))
-    return parse_stepsize(text if "block=" in text else f"{text}:block={rounds}")
+    counts = "block=" in text or "falling=" in text
+    return parse_stepsize(text if counts else f"{text}:block={rounds}")
 
 
 if __name__ == "__main__":

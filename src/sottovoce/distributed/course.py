@@ -1,0 +1,270 @@
+"""Where a training stands at one agent, and how it goes on after a stop.
+
+A training has a number. What its agents do without losing a message is one *epoch*; where they go
+back to an earlier state without the frames that they had sent, a new epoch begins, with fresh
+secrets, and its rounds are charged beside those of the earlier one.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from sottovoce.distributed.checkpoint import Checkpoint, Checkpoints, Mark
+from sottovoce.distributed.executions import Executions, Record
+from sottovoce.distributed.handshake import compare, number_of_training
+from sottovoce.distributed.journal import Journal
+from sottovoce.distributed.keys import Ephemeral
+from sottovoce.distributed.resuming import Plan, Said, decide, lacking
+from sottovoce.distributed.rounds import Rounds
+from sottovoce.distributed.standing import Standing
+from sottovoce.distributed.transport import Transport
+from sottovoce.errors import DistributedError
+from sottovoce.graphs import Graph
+from sottovoce.graphs.mixing import diameter
+
+_MEMORY = "memory."
+_CHECK = b"sottovoce edge secret"
+_RESUMING = "the agreement on where to resume"
+
+
+class Course:
+    """The number, epoch and round of a training, and what of it is charged.
+
+    facts: what all agents agree on, for good; start: what they agree on at the start alone. edges:
+    whether neighbours share secrets. round: the last one that was finished. executions: the rounds
+    that were executed, in all epochs.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        graph: Graph,
+        facts: Mapping[str, Any],
+        edges: bool,
+        start: Mapping[str, Any],
+    ) -> None:
+        self._transport, self._graph, self._facts = transport, graph, dict(facts)
+        self._edges, self.agent = edges, transport.agent
+        self._neighbours = graph.neighbours(self.agent)
+        self.round, self.epoch = 0, transport.epoch or 0
+        self.executions = Executions().begun(self.epoch, 0)
+        self._record: Record | None = None
+        pair, offer = self._offer()
+        offers = transport.agree({**facts, **start}, {**offer, "training": secrets.randbits(64)})
+        self.training = transport.training or number_of_training(offers)
+        self.edge_keys = self._edge_keys(pair, offers)
+
+    def play(self, rounds: Rounds) -> None:
+        """Take what plays the rounds, and mark its messages as those of this training."""
+        self._rounds = rounds
+        rounds.belong_to(self.training, self.epoch)
+
+    def next_round(self) -> int:
+        """The round to come, noted as executed before anything of it is sent."""
+        self.executions = self.executions.up_to(self.round + 1)
+        if self._record:
+            self._record.cover(self.executions)
+        return self.round + 1
+
+    def draw_from(self, samples: int) -> None:
+        """Note how many samples the rounds to come draw their batches from."""
+        known = self.executions.spans[-1].samples
+        self.executions = self.executions.drawing_from(samples)
+        if self._record and not known:
+            self._record.note(self.executions)
+
+    def save(
+        self, folder: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
+    ) -> Path:
+        """Write this agent's checkpoint of the current round."""
+        self._note_in(folder)
+        store = self._checkpoints(folder)
+        memory = self._rounds.arithmetic.memory
+        own = {_MEMORY + name: one for name, one in memory.items()}
+        return store.save(self.round, {"state": self._rounds.state, **own}, tensors, facts)
+
+    def resume(self, folder: str | Path, journal: bool, start_over: bool) -> Checkpoint | None:
+        """Go on where the agents' folders allow it; None at the beginning. All must call it."""
+        store, record = self._checkpoints(folder), Record(folder, self.agent)
+        kept = Journal(folder, self.agent, self._facts)
+        pair, offer = self._offer()
+        marks, position = store.marks(), kept.position()
+        noted = record.read()
+        epochs = (noted.epoch, *(mark.epoch for mark in marks), (position or {}).get("epoch", -1))
+        document = {
+            **{
+                "marks": marks,
+                "files": sum(map(bool, store.written())),
+                "fault": store.fault(marks),
+            },
+            **{"journal": position, "keeps": journal, "start_over": start_over},
+            **{"epoch": max(epochs), "offer": offer},
+        }
+        said = self._transport.gather(document, _RESUMING)
+        plan = decide(said, self._graph, self.agent, self._transport.epoch)
+        self._record = record
+        if plan.how == "journal":
+            return self._take_up(kept, noted, store, said)
+        checkpoint = None
+        if start_over:
+            store.forget()
+        if plan.how == "checkpoint":
+            saved = store.load(plan.mark.round)
+            checkpoint, self.training = saved.beside, saved.training
+            noted = max(noted, saved.executions, key=lambda one: one.total)
+            self._rounds.state.copy_(saved.own.pop("state"))
+            self.remember({name.removeprefix(_MEMORY): one for name, one in saved.own.items()})
+        self._enter(plan, noted, pair, said)
+        if plan.how == "start":
+            self.save(folder, {}, {})
+        # What the frames of an earlier epoch were for is over; its keys go with them.
+        kept.forget()
+        # Before the journal begins: an agent that starts again finds its keys there.
+        self._rounds.agree_on_masks()
+        if journal:
+            self._begin_journal(kept)
+        return checkpoint
+
+    def stand(self, standing: Standing, folder: str | Path) -> None:
+        """Begin the next epoch where an agent stood among other neighbours; all agents do so."""
+        pair, offer = self._offer()
+        epoch, place = standing.epoch + 1, {"round": standing.round, "epoch": standing.epoch}
+        said = self._transport.gather({**place, "offer": offer}, f"the beginning of epoch {epoch}")
+        compare(said, place)
+        self._rounds.state.copy_(standing.state)
+        self.remember(standing.memory)
+        self._record = Record(folder, self.agent)
+        plan = Plan("checkpoint", epoch, Mark(standing.epoch, standing.round))
+        self._enter(plan, standing.executions, pair, said, confirm=True)
+        self.save(folder, {}, {})
+        self._rounds.agree_on_masks()
+        self._begin_journal(Journal(folder, self.agent, self._facts))
+
+    def go_back(self, round: int, executions: Executions) -> None:
+        """Begin a new epoch after `round`, from a state that the caller has put back."""
+        pair, offer = self._offer()
+        document = {"epoch": max(executions.epoch, self.epoch), "offer": offer}
+        said = self._transport.gather(document, "the agreement on a state")
+        epoch = 1 + max(one["epoch"] for one in said.values())
+        self._enter(Plan("checkpoint", epoch, Mark(0, round)), executions, pair, said)
+
+    def remember(self, memory: Mapping[str, Tensor]) -> None:
+        """Make this what the parts of the chain remember."""
+        held, device = self._rounds.arithmetic.memory, self._rounds.state.device
+        held.clear()
+        held.update({name: one.to(device, copy=True) for name, one in memory.items()})
+
+    def _take_up(
+        self, kept: Journal, noted: Executions, store: Checkpoints, said: Said
+    ) -> Checkpoint | None:
+        """Finish the exchange that the journal holds, with the bytes that it holds."""
+        entry = kept.last()
+        self.training, self.epoch = kept.training, kept.epoch
+        rounds = self._rounds
+        rounds.belong_to(self.training, self.epoch, entry)
+        own, *others = entry.keys or (None,)
+        edges = dict(zip(sorted(self._edge_numbers()), others, strict=True))
+        rounds.streams.begin(entry.key_round, own, edges)
+        rounds.state.copy_(entry.state)
+        self.remember(entry.memory)
+        self._keep_journal(kept)
+        noted = noted if noted.epoch == self.epoch else noted.begun(self.epoch, 0)
+        self.executions = noted.up_to(entry.round)
+        if not entry.finished:
+            rounds.finish(entry, *lacking(said, self.agent, self._neighbours))
+        self.round = entry.round
+        saved = [mark for mark in store.marks() if mark.epoch == self.epoch]
+        found = store.load(saved[-1].round).beside if saved else Checkpoint(0)
+        return Checkpoint(self.round, found.tensors, found.facts) if self.round else None
+
+    def _enter(
+        self,
+        plan: Plan,
+        noted: Executions,
+        pair: Ephemeral | None,
+        said: Said,
+        *,
+        confirm: bool = False,
+    ) -> None:
+        """Begin an epoch after the plan's round with fresh secrets; the first one has them.
+
+        confirm: whether both ends of an edge compare their secrets first.
+        """
+        self.round, self.epoch = plan.mark.round, plan.epoch
+        if plan.epoch:
+            offers = {agent: one["offer"] for agent, one in said.items()}
+            self._rounds.belong_to(self.training, self.epoch)
+            keys = self._edge_keys(pair, offers)
+            if confirm and self._edges:
+                self._require_same_secrets(keys)
+            self._rounds.streams.begin(self.round + 1, None, keys)
+        self._rounds.journal = self._transport.journal = None
+        self.executions = noted.begun(self.epoch, self.round)
+        if self._record:
+            self._record.note(self.executions)
+
+    def _begin_journal(self, journal: Journal) -> None:
+        journal.training, journal.epoch = self.training, self.epoch
+        journal.keep(self._rounds.now(self.round))
+        self._keep_journal(journal)
+
+    def _keep_journal(self, journal: Journal) -> None:
+        """Write what is sent to a journal, and let neighbours that start again know of it."""
+        self._rounds.journal = self._transport.journal = journal
+        nothing = {"marks": [], "files": 0, "fault": "", "epoch": self.epoch, "offer": {}}
+        own = {"journal": None, "keeps": True, "start_over": False}
+        self._transport.stand_in({**nothing, **own}, _RESUMING)
+
+    def _note_in(self, folder: str | Path) -> None:
+        if self._record is None:
+            self._record = Record(folder, self.agent)
+            self._record.note(self.executions)
+
+    def _checkpoints(self, folder: str | Path) -> Checkpoints:
+        store = Checkpoints(folder, self.agent, self._facts, diameter(self._graph.mixing))
+        store.training, store.epoch = self.training, self.epoch
+        store.executions = self.executions
+        return store
+
+    def _offer(self) -> tuple[Ephemeral | None, dict[str, str]]:
+        """A fresh key pair where edges have secrets, and what neighbours are told of it."""
+        pair = Ephemeral() if self._edges else None
+        return pair, {"key": pair.public} if pair else {}
+
+    def _edge_keys(self, pair: Ephemeral | None, offers: Said) -> dict[int, bytes]:
+        """The secret of every edge of this agent, which the other end computes as well."""
+        if pair is None:
+            return {}
+        execution = (self.training, self.epoch, "edge")
+        return {
+            edge: pair.secret(offers[j].get("key"), *execution, *sorted((self.agent, j)))
+            for j, edge in zip(self._neighbours, self._edge_numbers(), strict=True)
+        }
+
+    def _require_same_secrets(self, keys: Mapping[int, bytes]) -> None:
+        """Raise unless both ends hold the secret of every edge: noise must cancel there.
+
+        They do not where an agent started again after a neighbour had taken its earlier key.
+        """
+        own = {str(edge): hashlib.sha256(_CHECK + key).hexdigest() for edge, key in keys.items()}
+        said = self._transport.gather({"edges": own}, f"the secrets of epoch {self.epoch}")
+        for agent, one in said.items():
+            theirs = one.get("edges", {})
+            if any(theirs[edge] != own[edge] for edge in own if edge in theirs):
+                raise DistributedError(
+                    f"agents {self.agent} and {agent} have made different secrets for their edge "
+                    f"in epoch {self.epoch}, because one of them started again meanwhile; nothing "
+                    "was sent. Drop that member and let it join again"
+                )
+
+    def _edge_numbers(self) -> list[int]:
+        """The numbers of this agent's edges, in the order of its neighbours."""
+        if not self._edges:
+            return []
+        routes = self._graph.routes(self.agent)
+        by_receiver = dict(zip(routes.receiver.tolist(), routes.edge.tolist(), strict=True))
+        return [by_receiver[j] for j in self._neighbours]

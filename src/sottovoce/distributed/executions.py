@@ -1,0 +1,125 @@
+"""How often each round was executed: an accountant charges every execution.
+
+A round that sends other messages than before, because the frames of its first execution were not
+kept, is a second look at the same data. An agent notes on disk which rounds it may have sent
+messages in, before it sends them: some rounds ahead, so that the disk is not asked in every round.
+What a killed agent is charged is therefore never too little, and at most that many rounds too much.
+Beside the rounds stands how many samples they drew from, which decides what one of them costs.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sottovoce.distributed.files import saying
+from sottovoce.errors import DistributedError
+from sottovoce.storage.files import write_json
+
+AHEAD = 20
+"""Rounds that are noted at a time."""
+
+
+class Span(NamedTuple):
+    """Rounds `first` to `last` as one epoch of the training executed them.
+
+    samples: how many its batches were drawn from, 0 where nobody said.
+    """
+
+    epoch: int
+    first: int
+    last: int
+    samples: int = 0
+
+
+@dataclass(frozen=True)
+class Executions:
+    """The rounds that an agent has executed, epoch by epoch."""
+
+    spans: tuple[Span, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """How many rounds an accountant charges."""
+        return sum(max(0, span.last - span.first + 1) for span in self.spans)
+
+    @property
+    def rounds(self) -> int:
+        """The last round that was executed, 0 before the first."""
+        return max((span.last for span in self.spans if span.last >= span.first), default=0)
+
+    @property
+    def redone(self) -> int:
+        """How many executions there were beyond one of each round, with fresh numbers."""
+        return self.total - self.rounds
+
+    @property
+    def samples(self) -> int:
+        """The least number of samples that any round drew from, 0 where one is not known."""
+        return min((span.samples for span in self.spans if span.last >= span.first), default=0)
+
+    def times(self, round: int) -> int:
+        """How often a round was executed."""
+        return sum(span.first <= round <= span.last for span in self.spans)
+
+    @property
+    def epoch(self) -> int:
+        """The newest epoch, -1 where there is none."""
+        return max((span.epoch for span in self.spans), default=-1)
+
+    def begun(self, epoch: int, round: int) -> "Executions":
+        """With a new epoch that follows `round`."""
+        return Executions((*self.spans, Span(epoch, round + 1, round)))
+
+    def up_to(self, round: int) -> "Executions":
+        """With the newest epoch ending at `round`."""
+        *earlier, last = self.spans
+        return Executions((*earlier, last._replace(last=round)))
+
+    def drawing_from(self, samples: int) -> "Executions":
+        """With the number of samples that the newest epoch draws from, which stays the same."""
+        *earlier, last = self.spans
+        if last.samples not in (0, samples):
+            raise DistributedError(
+                f"batches are drawn from {samples} samples, and were drawn from {last.samples} "
+                "before; the number is a constant of the training, which decides what a round "
+                "costs: keep it, or begin another training"
+            )
+        return Executions((*earlier, last._replace(samples=samples)))
+
+    def to_json(self) -> list[list[int]]:
+        """The spans as lists of numbers."""
+        return [list(span) for span in self.spans]
+
+    @classmethod
+    def from_json(cls, spans: Iterable[Any]) -> "Executions":
+        """What `to_json` gave."""
+        return cls(tuple(Span(*map(int, span)) for span in spans))
+
+
+class Record:
+    """The executions of one agent in `folder`/executions-<agent>.json."""
+
+    def __init__(self, folder: str | Path, agent: int) -> None:
+        self._path = Path(folder) / f"executions-{agent}.json"
+        self._noted = -1
+
+    def read(self) -> Executions:
+        """What was noted; nothing where there is no such file."""
+        try:
+            return Executions.from_json(json.loads(self._path.read_text("utf-8")))
+        except (OSError, ValueError, TypeError):
+            return Executions()
+
+    def note(self, executions: Executions, ahead: int = AHEAD) -> None:
+        """Write that all these rounds, and `ahead` more, may have been executed."""
+        last = executions.spans[-1].last + ahead
+        with saying("the number of executed rounds", self._path.parent):
+            write_json(self._path, executions.up_to(last).to_json())
+        self._noted = last
+
+    def cover(self, executions: Executions) -> None:
+        """Write only where these rounds are not yet covered by what was written ahead."""
+        if executions.spans[-1].last > self._noted:
+            self.note(executions)
