@@ -46,46 +46,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.special import log_ndtr, ndtr
 
 from sottovoce.errors import PrivacyError
 from sottovoce.graphs import Graph, as_graph
 from sottovoce.mechanisms import Mechanism, as_mechanism, check, public_split
 from sottovoce.privacy.adversaries import Adversary, parse_adversary
 from sottovoce.privacy.columns import Array, Start
+from sottovoce.privacy.composition import gaussian_epsilon
 from sottovoce.privacy.message_law import MessageLaw
 from sottovoce.privacy.posterior import Posterior
+from sottovoce.privacy.revealed import stepsize_range
 from sottovoce.simulation.transcript import Setting
 from sottovoce.stepsizes import Stepsize, as_stepsize
 from sottovoce.storage.files import write_json
 
 if TYPE_CHECKING:
     import altair as alt
-
-
-def gaussian_delta(mu: float, epsilon: float) -> float:
-    """The smallest δ of a Gaussian mechanism whose sensitivity is μ standard deviations."""
-    if mu == 0:
-        return 0.0
-    if math.isinf(mu):
-        return 1.0
-    low, high = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
-    return float(ndtr(low) - math.exp(epsilon + log_ndtr(high)))
-
-
-def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The smallest ε >= 0 with δ(ε) <= `delta` for a sensitivity of μ standard deviations."""
-    if not 0 < delta < 1:
-        raise PrivacyError(f"delta is {delta}; accepted: a number between 0 and 1")
-    if math.isnan(mu) or mu < 0:
-        raise PrivacyError(f"mu is {mu}; it must not be negative")
-    if math.isinf(mu):
-        return math.inf
-    if gaussian_delta(mu, 0.0) <= delta:
-        return 0.0
-    enough = mu**2 / 2 + mu * math.sqrt(2 * math.log(1 / delta))
-    return float(brentq(lambda epsilon: gaussian_delta(mu, epsilon) - delta, 0.0, enough))
 
 
 @dataclass(frozen=True)
@@ -290,7 +266,7 @@ def account(
         sized = None
         if sized_law is not None and size is not None:
             sized = _without_prior(sized_law.posterior(agent), size * mean)
-        largest = np.array([_largest_stepsize(stepsize, k, agent) for k in law.rounds])
+        largest = np.array([stepsize_range(stepsize, k, agent)[1] for k in law.rounds])
         change, delta = settings.clip * largest, settings.delta
         group = law.group(agent)
         overheard = law.sees_all_of(group)
@@ -341,12 +317,6 @@ def _without_prior(posterior: Posterior, prior: Array) -> Posterior:
         sd = np.where(posterior.sd < (1 - 1e-9) * prior, 1 / np.sqrt(gained), np.inf)
     precision = posterior.precision - np.diag(1 / prior**2)
     return Posterior(posterior.rounds, sd, precision, posterior.exact)
-
-
-def _largest_stepsize(stepsize: Stepsize, round: int, agent: int) -> float:
-    _, high = stepsize.interval(round, agent)
-    deviation = stepsize.deviation
-    return high * (1 + deviation.spread if deviation and round <= deviation.rounds else 1)
 
 
 def _sum_sd(posterior: Posterior) -> float | None:

@@ -3,6 +3,11 @@
 Both know what is public: graph and W, algorithm, stepsize law and mean, model, the starting point
 when it is common. A `View` holds that and what the adversary sees, and nothing else: hidden
 messages and states are not in it, so that no attack can read them.
+
+What is on a link depends on the links. *plain*: the message. *encrypted*: nothing for an
+eavesdropper, the message for its two ends. *masked*: a message plus masks that cancel in the sum
+over the senders to one receiver. A receiver therefore learns the sum alone, and so does an
+eavesdropper who adds up what it hears: masks keep single messages from both.
 """
 
 from abc import ABC, abstractmethod
@@ -17,6 +22,21 @@ from sottovoce.graphs import Graph
 from sottovoce.simulation.transcript import Messages, Transcript, Truth
 
 SIDE_INFORMATION = ("state", "stepsizes")
+LINKS = ("plain", "encrypted", "masked")
+"""What protects messages on their way."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """What masks leave: for some receivers the sum of the messages whose senders are not known.
+
+    receivers: one for each sum; senders: those whose messages are in it, the adversary's own being
+    subtracted; values: (rounds, runs, sums, d).
+    """
+
+    receivers: list[int]
+    senders: list[list[int]]
+    values: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,13 +46,22 @@ class View(Messages):
     start: (runs, d), the point at which the agents began, or around which they drew private
     starting points of the standard deviation `private_start`; inside: what its own agents know of
     themselves, (rounds, runs, d) each. states and stepsizes are side information about every
-    agent, (rounds, runs, agents, d), for an adversary that `knows` it.
+    agent, (rounds, runs, agents, d), for an adversary that `knows` it. sums: what is seen of masked
+    links. again: by round, (runs, links, d), the second messages of senders that restarted and
+    sent a round again from the same state; NaN on links where nothing was repeated.
     """
 
     start: Tensor | None
     inside: Mapping[int, Truth] = field(default_factory=dict)
     states: Tensor | None = None
     stepsizes: Tensor | None = None
+    sums: Sums | None = None
+    again: Mapping[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def blind(self) -> bool:
+        """Whether nothing of any message is seen."""
+        return not len(self.sender) and self.sums is None
 
     def position(self, round: int, attack: str) -> int:
         """Where a round lies in the tensors; refused when it was not recorded."""
@@ -64,18 +93,28 @@ class Adversary(ABC):
     """Somebody who follows the protocol, if part of it, and wants to know more.
 
     `knows` adds side information: "state" (x_j of every agent) and "stepsizes" (Λ_j of every
-    agent). The paper argues that the coefficients b protect even then.
+    agent). The paper argues that the coefficients b protect even then. `links` says what protects
+    messages on their way (`LINKS`).
     """
 
     knows: frozenset[str]
+    links: str
+    hears_again: bool = False
+    """Whether its neighbours restarted and sent the attacked round again from the same state."""
 
-    def __init__(self, knows: Iterable[str] = ()) -> None:
-        self.knows = frozenset([knows] if isinstance(knows, str) else knows)
+    def __init__(self, knows: Iterable[str] = (), links: str = "plain") -> None:
+        self.knows, self.links = frozenset([knows] if isinstance(knows, str) else knows), links
+        if links not in LINKS:
+            raise AttackError(f"links are {links!r}; accepted: {', '.join(LINKS)}")
         if wrong := sorted(self.knows.difference(SIDE_INFORMATION)):
             raise AttackError(
                 f"an adversary cannot know {', '.join(wrong)}; accepted side information: "
                 f"{', '.join(SIDE_INFORMATION)}"
             )
+
+    def _named(self, name: str) -> str:
+        links = "" if self.links == "plain" else f" on {self.links} links"
+        return name + links + (f" knowing {' and '.join(sorted(self.knows))}" if self.knows else "")
 
     @property
     @abstractmethod
@@ -83,21 +122,46 @@ class Adversary(ABC):
         """The agents that are its own."""
 
     def sees(self, receiver: int, sender: int) -> bool:
-        """Whether it sees a link; one without agents of its own hears all, others their own."""
-        return not self.own or receiver in self.own or sender in self.own
+        """Whether it reads single messages on a link; masked ones only where it sends them."""
+        if self.links == "masked":
+            return sender in self.own
+        if not self.own:
+            return self.links == "plain"
+        return receiver in self.own or sender in self.own
+
+    def seen_links(self, graph: Graph) -> list[tuple[int, int]]:
+        """(receiver, sender) of the links on which it reads messages, in a transcript's order.
+
+        A sum with one unknown sender is that sender's message: masks need two.
+        """
+        single = {(i, rest[0]) for i, rest in self._unknown(graph) if len(rest) == 1}
+        routes = graph.routes()
+        ends = zip(routes.receiver.tolist(), routes.sender.tolist(), strict=True)
+        return [(i, j) for i, j in ends if i != j and (self.sees(i, j) or (i, j) in single)]
+
+    def seen_sums(self, graph: Graph) -> list[tuple[int, list[int]]]:
+        """(receiver, its senders that are not known) of every sum that masks leave."""
+        return [(i, rest) for i, rest in self._unknown(graph) if len(rest) > 1]
+
+    def _unknown(self, graph: Graph) -> list[tuple[int, list[int]]]:
+        if self.links != "masked":
+            return []
+        receivers = sorted(self.own) or range(graph.agents)
+        return [(i, [j for j in graph.neighbours(i) if j not in self.own]) for i in receivers]
 
     def targets(self, graph: Graph) -> list[int]:
         """The agents that it can attack: those that are not its own."""
         return [agent for agent in range(graph.agents) if agent not in self.own]
 
-    def view(self, transcript: Transcript) -> View:
-        """What it sees of a transcript."""
+    def view(self, transcript: Transcript, again: Transcript | None = None) -> View:
+        """What it sees of a transcript; `again` holds what senders that restarted sent twice."""
         own, truth = sorted(self.own), transcript.truth
         if own and own[-1] >= transcript.graph.agents:
             raise AttackError(
                 f"there is no agent {own[-1]}; agents are 0 to {transcript.graph.agents - 1}"
             )
-        links = [at for at, ends in enumerate(transcript.ends()) if self.sees(*ends)]
+        seen = set(self.seen_links(transcript.graph))
+        links = [at for at, ends in enumerate(transcript.ends()) if ends in seen]
         return View(
             transcript.setting,
             list(transcript.rounds),
@@ -109,14 +173,28 @@ class Adversary(ABC):
             {j: Truth(*(one[:, :, j] for one in vars(truth).values())) for j in own},
             truth.states if "state" in self.knows else None,
             _stepsizes(transcript) if "stepsizes" in self.knows else None,
+            self._sums(transcript),
+            {k: again.messages[at][:, links] for at, k in enumerate(again.rounds)} if again else {},
         )
+
+    def _sums(self, transcript: Transcript) -> Sums | None:
+        wanted = self.seen_sums(transcript.graph)
+        if not wanted:
+            return None
+        place = {ends: at for at, ends in enumerate(transcript.ends())}
+        found = [
+            transcript.messages[:, :, [place[i, j] for j in senders]].double().sum(2)
+            for i, senders in wanted
+        ]
+        receivers, senders = (list(one) for one in zip(*wanted, strict=True))
+        return Sums(receivers, senders, torch.stack(found, 2))
 
 
 class Eavesdropper(Adversary):
     """Hears every link and sees no agent's inside."""
 
     def __str__(self) -> str:
-        return _named("eavesdropper", self.knows)
+        return self._named("eavesdropper")
 
     @property
     def own(self) -> frozenset[int]:
@@ -126,8 +204,10 @@ class Eavesdropper(Adversary):
 class CuriousAgents(Adversary):
     """One agent, or several that collude: messages from and to them, and their own insides."""
 
-    def __init__(self, agents: Collection[int], knows: Iterable[str] = ()) -> None:
-        super().__init__(knows)
+    def __init__(
+        self, agents: Collection[int], knows: Iterable[str] = (), links: str = "plain"
+    ) -> None:
+        super().__init__(knows, links)
         self.agents = frozenset(agents)
         if not self.agents or min(self.agents) < 0:
             raise AttackError(
@@ -135,25 +215,34 @@ class CuriousAgents(Adversary):
             )
 
     def __str__(self) -> str:
-        return _named("agents:" + ",".join(map(str, sorted(self.agents))), self.knows)
+        return self._named("agents:" + ",".join(map(str, sorted(self.agents))))
 
     @property
     def own(self) -> frozenset[int]:
         return self.agents
 
 
-def parse_adversary(text: str, knows: Iterable[str] = ()) -> Adversary:
-    """Read an adversary from the command line: `eavesdropper` or `agents:1,3`."""
+class RestartNeighbours(CuriousAgents):
+    """Curious agents whose neighbours resumed and sent a round again from the same state."""
+
+    hears_again = True
+
+    def __str__(self) -> str:
+        return super().__str__().replace("agents:", "restart:", 1)
+
+
+ACCEPTED = "eavesdropper, agents:1, agents:1,3 (colluding), restart:1 (its neighbours restarted)"
+
+
+def parse_adversary(text: str, knows: Iterable[str] = (), links: str = "plain") -> Adversary:
+    """Read an adversary from the command line (`ACCEPTED`), and what protects the links."""
     kind, _, rest = text.replace(" ", "").partition(":")
     if kind == "eavesdropper" and not rest:
-        return Eavesdropper(knows)
-    if kind == "agents" and all(part.isdecimal() for part in rest.split(",")):
-        return CuriousAgents([int(part) for part in rest.split(",")], knows)
-    raise AttackError(f"the adversary {text!r} is not known; accepted: eavesdropper, agents:1,3")
-
-
-def _named(name: str, knows: frozenset[str]) -> str:
-    return name + (f" knowing {' and '.join(sorted(knows))}" if knows else "")
+        return Eavesdropper(knows, links)
+    kinds = {"agents": CuriousAgents, "restart": RestartNeighbours}
+    if kind in kinds and all(part.isdecimal() for part in rest.split(",")):
+        return kinds[kind]([int(part) for part in rest.split(",")], knows, links)
+    raise AttackError(f"the adversary {text!r} is not known; accepted: {ACCEPTED}")
 
 
 def _stepsizes(transcript: Transcript) -> Tensor:

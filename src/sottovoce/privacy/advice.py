@@ -1,7 +1,7 @@
-"""What an algorithm gives away, and the setting that attacks did not overcome, in plain words.
+"""What an algorithm gives away on a graph, and where a setting with a proof comes from, in words.
 
-The sentences are computed for the graph at hand with the law of the messages (`message_law`);
-what a setting costs in accuracy was measured by `sottovoce reproduce frontier`.
+The sentences are computed for the graph at hand: from the law of the messages (`message_law`),
+from what protects a record where all is revealed (`revealed`), and from the plan's optimum.
 """
 
 from dataclasses import dataclass
@@ -10,23 +10,23 @@ import numpy as np
 from scipy import linalg
 
 from sottovoce.graphs import Graph, as_graph
-from sottovoce.graphs.mixing import mixing_matrix
-from sottovoce.mechanisms import Mechanism, ZeroSumDSGD, as_mechanism, public_split
+from sottovoce.mechanisms import Mechanism, as_mechanism, public_split
 from sottovoce.privacy.adversaries import Eavesdropper
 from sottovoce.privacy.columns import one_round
 from sottovoce.privacy.message_law import MessageLaw
+from sottovoce.privacy.planning import divide
+from sottovoce.privacy.revealed import reveal
 from sottovoce.simulation.transcript import Setting
 from sottovoce.stepsizes import Deterministic, Power, Stepsize
-
-HIDING_NOISE = 6.0
-"""Noise left on a gradient, in units of one sample's own root mean square, from which on no attack
-of `sottovoce reproduce frontier` beat a blind guess."""
 
 LARGEST = 200
 """Agents up to which the figures are computed; a graph with more is judged by words alone."""
 
 _ROUNDS = 9
-_LAZY = "lazy-metropolis"
+_PLAN = (
+    "For a proof, ε for one record against everything overheard: `sottovoce plan --graph {} "
+    "--epsilon 3 --samples N --batch-size B --rounds T` prints the setting to train with."
+)
 
 
 @dataclass(frozen=True)
@@ -63,38 +63,54 @@ def recommend(algorithm: Mechanism | str, graph: Graph | str) -> list[str]:
     if graph.agents == 1:
         return ["One agent alone sends nothing."]
     if graph.agents > LARGEST:
-        return [_exposure(mechanism, graph), f"Figures are computed for up to {LARGEST} agents."]
+        words = f"Figures are computed for up to {LARGEST} agents."
+        return [_exposure(mechanism, graph), words, _PLAN.format(graph.name)]
     if not all(part.linear for part in mechanism.parts):
         return [
-            f"{mechanism} is not linear; `sottovoce audit` attacks it, no figures are computed."
+            f"{mechanism} is not linear; `sottovoce audit` attacks it, no figures are computed.",
+            *_recommendation(graph),
         ]
+    if said := _proved(mechanism, graph):
+        return said
     here = protection(mechanism, graph)
     if not here.on_models and not here.left:
         return [_exposure(mechanism, graph), *_recommendation(graph)]
+    return [*_noise(mechanism, graph, here), *_recommendation(graph)]
+
+
+def _proved(mechanism: Mechanism, graph: Graph) -> list[str]:
+    """What a chain that bounds records and adds noise to its steps promises, if it is one."""
+    if mechanism.bound is None:
+        return []
+    setting = Setting(graph, mechanism, mechanism.default_stepsize)
+    found = reveal(setting, [1])
+    least = float(found.noise.min())
+    if found.faults or not least:
+        return []
+    times = least / mechanism.bound.norm
+    return [
+        f"{mechanism}: one record is hidden by noise of {least:.3g} on every coordinate, whatever "
+        f"is overheard. With Poisson batches of B expected records the noise multiplier is "
+        f"{times:.3g} B; `sottovoce bound --algorithm {mechanism} --graph {graph.name} --samples N "
+        "--batch-size B --rounds T` says the ε of that.",
+    ]
+
+
+def _noise(mechanism: Mechanism, graph: Graph, here: Protection) -> list[str]:
+    """What noise that proves nothing does."""
     said = [
         f"{mechanism}: an eavesdropper, or all neighbours of an agent together, is left with noise "
         f"of {here.left:.3g} on every coordinate of a gradient, if it knows nothing about "
-        "gradients. Images of one sample stayed hidden on the small CNN where that is "
-        f"{HIDING_NOISE:g} times the gradient's own root mean square or more. An observer who "
-        "knows how large gradients are, and smooths over rounds, is left with less; one who sees "
-        f"the same data used K times sees a {'K-th' if here.averages_out else 'root-K-th'} of the "
-        "noise; labels of single samples are the last to be hidden.",
+        "gradients. That hides a coordinate and no record: an observer with candidates adds up all "
+        "d coordinates and sees √d times as much, one who smooths over rounds sees more, and one "
+        f"who sees the same data used K times a {'K-th' if here.averages_out else 'root-K-th'} of "
+        "the noise.",
     ]
-    if not here.averages_out:
-        return [*said, *_recommendation(graph)]
-    said.append(
-        "The average of the agents feels nothing of it; every model is off by "
-        f"{here.on_models:.3g} times the mean stepsize a coordinate."
-    )
-    lazy = _lazier(graph)
-    if lazy is not None:
-        there = protection(mechanism, lazy)
-        if there.left / there.on_models > here.left / here.on_models:
-            said.append(
-                f"With --weights {_LAZY} the same noise leaves an eavesdropper {there.left:.3g} "
-                f"and the models {there.on_models:.3g}: better by "
-                f"{there.left / there.on_models / (here.left / here.on_models):.2g} times."
-            )
+    if here.averages_out:
+        said.append(
+            "The average of the agents feels nothing of it; every model is off by "
+            f"{here.on_models:.3g} times the mean stepsize a coordinate."
+        )
     return said
 
 
@@ -120,27 +136,11 @@ def _exposure(algorithm: Mechanism, graph: Graph) -> str:
 
 
 def _recommendation(graph: Graph) -> list[str]:
-    lazy = _lazier(graph) or graph
-    one = protection(ZeroSumDSGD(1.0), lazy)
-    size = HIDING_NOISE / one.left
+    best = divide("dp-pdsgd", graph)
     return [
-        "To withstand an eavesdropper and colluding neighbours: zero-sum:σ with "
-        f"--weights {lazy.weights}, σ = {size:.2g} times the root mean square of a coordinate of "
-        f"one sample's gradient, and a private starting point. On {graph.name} it leaves them "
-        f"noise of {one.left:.3g} σ on a gradient, costs the average nothing and puts "
-        f"{one.on_models:.3g} σ times the mean stepsize on every model; smaller stepsizes make it "
-        "cheaper (`sottovoce reproduce frontier` measures the accuracy). Larger batches protect as "
-        "well. It is no guarantee of differential privacy: `sottovoce bound --algorithm "
-        "zero-sum:0.1` says what that would be.",
+        _PLAN.format(graph.name),
+        f"On {graph.name} it takes dp-pdsgd, the paper's algorithm with a clip, independent noise "
+        f"{best.independent:.2f} and edge noise {best.edge:.2f} times the noise that ε asks for; "
+        f"training feels {best.cost / best.without:.2g} of the variance that independent noise "
+        "would have.",
     ]
-
-
-def _lazier(graph: Graph) -> Graph | None:
-    """The same links under lazy weights, unless they are lazy already or given by the user."""
-    if graph.weights in (_LAZY, "given"):
-        return None
-    links = graph.mixing.copy()
-    links.setdiag(0)
-    links.eliminate_zeros()
-    links.data[:] = 1.0
-    return Graph(graph.name, mixing_matrix(links, _LAZY), _LAZY)

@@ -49,7 +49,8 @@ class Seen:
     the rounds: "known" (a common public point), "unknown" (nothing), or the standard deviation of
     private numbers around a public point. prior: "unknown" (nothing is known about any step) or a
     number τ: gradients are Gaussian of mean 0 and standard deviation τ. own: the adversary's
-    agents, who hold the numbers of their edges.
+    agents, who hold the numbers of their edges. published: the agents' states after the last round
+    are seen, too.
     """
 
     setting: Setting
@@ -58,6 +59,7 @@ class Seen:
     start: Start = "unknown"
     prior: Prior = "unknown"
     own: frozenset[int] = frozenset()
+    published: bool = False
 
     def __post_init__(self) -> None:
         for name, value, words in (
@@ -81,7 +83,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class _AtMean(Split):
+class AtMean(Split):
     """The same split with every coefficient at its public mean."""
 
     split: Split
@@ -101,7 +103,7 @@ class Columns(Streams):
     """
 
     def __init__(
-        self, agents: Sequence[int], numbers: _Numbers, known: frozenset[int] = frozenset()
+        self, agents: Sequence[int], numbers: Numbers, known: frozenset[int] = frozenset()
     ) -> None:
         super().__init__(range(1), agents, torch.device("cpu"))
         self._numbers, self._known = numbers, known
@@ -124,6 +126,12 @@ class Columns(Streams):
         self.add_normal_(found, 1.0, purpose, round)
         return found
 
+    def exact_normal(
+        self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
+    ) -> Tensor:
+        # Where numbers are columns, nothing is rounded and one column serves for the sum.
+        return self.normal(purpose, round, count, dtype)
+
     def scale_(self, tensor: Tensor, low: float, high: float, purpose: str, round: int) -> None:
         tensor.mul_((low + high) / 2)
 
@@ -136,7 +144,7 @@ class Columns(Streams):
 
 
 @dataclass
-class _Numbers:
+class Numbers:
     """Which column belongs to which Gaussian number; when each was asked for."""
 
     first: int
@@ -173,7 +181,7 @@ class Block:
 
 @dataclass(frozen=True)
 class PlayedLaw:
-    """The rows of one group's messages, and how they depend on what.
+    """The rows of one group's messages, then of its published states, and what they depend on.
 
     on_start: (rows, agents); on_gradients: (rows, rounds, agents); on_seen: (rows, exchanges, links
     into the group), which are `received` among the seen links; on_noise: (rows, numbers).
@@ -213,8 +221,9 @@ class _Group:
                 f"{mechanism} has parts that are not linear ({', '.join(strange)}); the law of "
                 "messages is known for linear chains only"
             )
-        self.mechanism = mechanism.with_split(_AtMean(mechanism.split))
+        self.mechanism = mechanism.with_split(AtMean(mechanism.split))
         self.stepsize, self.rounds = seen.setting.stepsize, seen.rounds
+        self.published = seen.published
         self.agents, self.routes = agents, everyone.of(agents)
         at = {link: place for place, link in enumerate(seen.links)}
         local = {agent: place for place, agent in enumerate(agents)}
@@ -234,7 +243,7 @@ class _Group:
         self.fixed = self.received + self.exchanges * len(self.into)
         edges = zip(everyone.edge.tolist(), ends_of(everyone), strict=True)
         held = frozenset(edge for edge, end in edges if seen.own.intersection(end))
-        self.numbers = _Numbers(self.fixed, held)
+        self.numbers = Numbers(self.fixed, held)
 
     def play(self, width: int, since: Sequence[int] | None = None) -> PlayedLaw:
         c, streams = len(self.agents), Columns(self.agents, self.numbers)
@@ -272,6 +281,8 @@ class _Group:
                         links = [link for _, link in shown]
                         blocks.append(Block(where, j, number, links, basis))
                 number += 1
+        if self.published:
+            rows.append(flow.x[0].numpy())
         law, T = np.concatenate(rows), len(self.rounds)
         return PlayedLaw(
             blocks,
@@ -289,8 +300,8 @@ def one_round(setting: Setting) -> tuple[Array, Array]:
     Returns (agents, agents) and (agents, numbers).
     """
     agents, mechanism = setting.graph.agents, setting.algorithm
-    mechanism = mechanism.with_split(_AtMean(mechanism.split))
-    numbers = _Numbers(agents, frozenset())
+    mechanism = mechanism.with_split(AtMean(mechanism.split))
+    numbers = Numbers(agents, frozenset())
     for _ in range(2):
         x = torch.eye(agents, agents + len(numbers.columns), dtype=torch.float64).unsqueeze(0)
         streams = Columns(range(agents), numbers)
@@ -313,15 +324,15 @@ def _sufficient(sent: Array, elsewhere: Array, fresh: NDArray[np.int64]) -> Arra
     noise = sent[:, fresh]
     rest = sent.copy()
     rest[:, fresh] = 0.0
-    basis = _range(np.concatenate([rest, noise @ elsewhere[:, fresh].T], 1))
+    basis = span(np.concatenate([rest, noise @ elsewhere[:, fresh].T], 1))
     while True:
-        larger = _range(np.concatenate([basis, noise @ (noise.T @ basis)], 1))
+        larger = span(np.concatenate([basis, noise @ (noise.T @ basis)], 1))
         if larger.shape[1] == basis.shape[1]:
             return basis
         basis = larger
 
 
-def _range(matrix: Array) -> Array:
+def span(matrix: Array) -> Array:
     """An orthonormal basis of the columns' span."""
     # The triangular factor of the transpose has the same left vectors, and few columns.
     triangle: Array = np.asarray(np.linalg.qr(matrix.T, mode="r"))

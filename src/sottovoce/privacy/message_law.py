@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import networkx as nx
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -118,6 +119,10 @@ class MessageLaw:
         posterior mean: `MessageLaw.of(view).estimator(j, [k]).apply(view.messages, view.start)`.
         """
         wanted = self.rounds if rounds is None else list(rounds)
+        if self.seen.published:
+            raise PrivacyError(
+                "an estimate reads messages alone; published states are accounted for"
+            )
         if missing := sorted(set(wanted).difference(self.rounds)):
             raise PrivacyError(
                 f"round {missing[0]} is not among those seen, {self.rounds[0]} to {self.rounds[-1]}"
@@ -146,6 +151,13 @@ class MessageLaw:
     def posterior_sd(self, agent: int, round: int) -> float:
         """The posterior standard deviation of the agent's step in one round."""
         return float(self.posterior(agent).sd[self.rounds.index(round)])
+
+    def leak(self, agent: int, round: int) -> Array:
+        """How much of every other gradient of the group is in the estimate of one: flat."""
+        group, at = self._group(agent), self.rounds.index(round)
+        found: Array = np.einsum("e,eka->ka", group.solution(agent)[0][at], group.on_steps)
+        found[at, group.local[agent]] = 0.0
+        return found.reshape(-1)
 
     def given_all_else(self, agent: int) -> Posterior:
         """What is left unknown of each step where every other step and all starts are known.

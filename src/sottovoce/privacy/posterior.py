@@ -50,7 +50,8 @@ class Group:
         self.local = {agent: place for place, agent in enumerate(agents)}
         self._law = play(seen, agents)
         exchanges = seen.setting.algorithm.exchanges
-        self._scale = np.ones(len(self._law.on_start))
+        # Published states come last and stand in the unit of the last step.
+        self._scale = np.full(len(self._law.on_start), 1.0 / self.means[-1].mean())
         for block in self._law.blocks:
             self._scale[block.rows] = 1.0 / self.means[block.exchange // exchanges, block.sender]
         self.on_start: Array = self._scale[:, None] * self._law.on_start

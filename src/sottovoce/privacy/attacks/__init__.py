@@ -4,7 +4,10 @@ from sottovoce.errors import AttackError
 from sottovoce.privacy.attacks.base import Attack, Estimate, state_from_messages
 from sottovoce.privacy.attacks.elimination import Chain, Elimination
 from sottovoce.privacy.attacks.identities import Conventional, LeastSquares
+from sottovoce.privacy.attacks.network import LongRange
 from sottovoce.privacy.attacks.references import Averaging, FirstRound, KnownState, OwnState
+from sottovoce.privacy.attacks.refined import Refined
+from sottovoce.privacy.attacks.restart import Restart, sent_again
 from sottovoce.privacy.attacks.smoothing import Smoothing
 
 ATTACKS: dict[str, Attack] = {
@@ -19,6 +22,9 @@ ATTACKS: dict[str, Attack] = {
         KnownState(),
         Averaging(),
         Smoothing(),
+        LongRange(),
+        Refined(),
+        Restart(),
     )
 }
 """Every attack by its name."""
@@ -42,8 +48,12 @@ __all__ = [
     "FirstRound",
     "KnownState",
     "LeastSquares",
+    "LongRange",
     "OwnState",
+    "Refined",
+    "Restart",
     "Smoothing",
     "attack_named",
+    "sent_again",
     "state_from_messages",
 ]

@@ -10,6 +10,7 @@ from torch import Tensor
 from sottovoce.errors import AttackError
 from sottovoce.privacy.adversaries import View
 from sottovoce.privacy.columns import ends_of
+from sottovoce.privacy.knowledge import Candidates, Knowledge
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,6 +22,9 @@ class Estimate:
     sign. step: (runs, d), Λ_j g_j itself, where the attack finds it. state: (runs, d), the
     parameters x_j at which the gradient was taken, or the adversary's best guess of them.
     signs_known: whether the signs of single coordinates mean something; if not, only magnitudes do.
+    rounding: (runs, d), how much of a coordinate of `gradient` the rounding of messages can be,
+    where the attack knows. others: the summed squares of the factors with which gradients of other
+    rounds and agents are in the estimate beside the target's own, at factor 1.
     """
 
     gradient: Tensor
@@ -28,6 +32,8 @@ class Estimate:
     state: Tensor
     step: Tensor | None = None
     signs_known: bool = True
+    rounding: Tensor | None = None
+    others: float = 0.0
 
 
 class Attack(ABC):
@@ -42,11 +48,24 @@ class Attack(ABC):
         before, after = self.around
         return list(range(max(1, round - before), round + after + 1))
 
+    def informed(self, knowledge: Knowledge, candidates: Candidates, spread: float) -> "Attack":
+        """The same attack with what is public beside the messages, for one that can use it.
+
+        candidates: records among which those of all agents' batches may be; spread: std/mean of
+        private factors on single coordinates.
+        """
+        return self
+
     @abstractmethod
     def estimate(self, view: View, target: int, round: int) -> Estimate:
         """The target's gradient in a round, or an AttackError that names what is not seen."""
 
     def _require_target(self, view: View, target: int) -> None:
+        if view.blind:
+            raise AttackError(
+                f"{self.name} needs messages; on encrypted links an eavesdropper sees none of "
+                "their content. Curious agents still read what they receive"
+            )
         if view.algorithm.exchanges > 1:
             raise AttackError(
                 f"{self.name} reads one exchange of messages a round; {view.algorithm} has "
@@ -65,6 +84,11 @@ class Attack(ABC):
         links = view.links_from(target)
         if len(links) < least:
             degree = len(view.graph.neighbours(target))
+            if view.sums is not None:
+                raise AttackError(
+                    f"{self.name} reads single messages; on masked links the adversary sees sums "
+                    "over neighbourhoods alone (`long-range` reads them)"
+                )
             raise AttackError(
                 f"{self.name} needs {least} messages of agent {target} in one round; the adversary "
                 f"sees {len(links)} of its {degree} links"

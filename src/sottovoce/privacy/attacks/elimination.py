@@ -40,7 +40,12 @@ class Elimination(Attack):
             state = Chain().estimate(view, target, round).state
         except AttackError:
             state = mean
-        return Estimate(gradient, False, state, signs_known=not draws_by_coordinate(view))
+        # Of ratios near x each is off by half a unit in the last place, in message and division.
+        unit = torch.finfo(view.messages.dtype).eps * mean.abs()
+        rounding = gradient_of(view, target, round, unit).abs()
+        return Estimate(
+            gradient, False, state, signs_known=not draws_by_coordinate(view), rounding=rounding
+        )
 
 
 class Chain(Attack):

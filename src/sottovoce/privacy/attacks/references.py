@@ -77,6 +77,8 @@ class OwnState(Attack):
         self._require_target(view, target)
         receivers = view.receiver.tolist()
         links = [link for link in view.links_from(target) if receivers[link] in view.inside]
+        if view.sums is not None:
+            self._require_links(view, target, 1)
         if not links:
             raise AttackError(
                 f"own-state needs a curious neighbour of agent {target}; the adversary's agents "

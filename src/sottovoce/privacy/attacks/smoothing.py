@@ -16,6 +16,8 @@ from sottovoce.privacy.message_law import MessageLaw
 from sottovoce.randomness import private_streams
 
 _SAMPLES = 2000
+SPREAD = "spread of coefficients"
+"""The purpose of noise that stands for it."""
 _LEAST_PRIOR = 1e-3
 """Gradients are taken to be at least this fraction of the noise, so that a prior always exists."""
 
@@ -42,18 +44,23 @@ class Smoothing(Attack):
         at = view.position(round, self.name)
         deviations = coefficient_deviations(view)
         typical = self._typical_gradient(view, target, round, deviations)
-        law = MessageLaw.of(view, algorithm=_with_spread(view, typical, deviations), prior=typical)
+        law = MessageLaw.of(view, algorithm=with_spread(view, typical, deviations), prior=typical)
         step = law.estimator(target, [round]).apply(view.messages, view.start)[0]
+        # A posterior mean holds a fraction of the gradient; the estimate holds all of it.
+        left = law.posterior_sd(target, round) / view.stepsize.mean(round, target)
+        held = max(1 - (left / typical) ** 2, _LEAST_PRIOR**2)
+        step /= held
         try:
             state = LeastSquares().estimate(view, target, round).state
         except AttackError:
             state = state_from_messages(view, target, at)
-        return Estimate(gradient_of(view, target, round, step), True, state)
+        others = float((law.leak(target, round) ** 2).sum()) / held**2
+        return Estimate(gradient_of(view, target, round, step), True, state, others=others)
 
     def _typical_gradient(self, view: View, target: int, round: int, deviations: Tensor) -> float:
         """The root mean square of a gradient's coordinates, from messages alone."""
         mean = view.stepsize.mean(round, target)
-        law = MessageLaw.of(view, algorithm=_with_spread(view, 1.0, deviations))
+        law = MessageLaw.of(view, algorithm=with_spread(view, 1.0, deviations))
         rough = law.estimator(target, [round])
         if not bool(rough.identified[0]):
             raise AttackError(
@@ -85,10 +92,10 @@ def coefficient_deviations(view: View) -> Tensor:
     return flow.shares[..., 0].std(0)[routes.own]
 
 
-def _with_spread(view: View, typical: float, deviations: Tensor) -> Mechanism:
+def with_spread(view: View, typical: float, deviations: Tensor) -> Mechanism:
     """The chain in which the spread of coefficients counts as noise that sums to zero."""
     if not bool(deviations.any()):
         return view.algorithm
     # n_ij has the variance 1 - 1/|N_j|.
     spread = typical * deviations / (1 - 1 / view.graph.routes().members.double()).sqrt()
-    return view.algorithm + ZeroSumNoise(tuple(spread.tolist()), "spread of coefficients")
+    return view.algorithm + ZeroSumNoise(tuple(spread.tolist()), SPREAD)

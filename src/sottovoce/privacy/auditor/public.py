@@ -1,9 +1,15 @@
 """What everybody knows of the mechanism behind a view: its noise, and how its factors spread."""
 
-from sottovoce.privacy.adversaries import View
+from sottovoce.privacy.adversaries import Adversary, View
 from sottovoce.privacy.attacks.base import draws_by_coordinate
+from sottovoce.privacy.auditor.measures import Permitted
 from sottovoce.privacy.columns import one_round
+from sottovoce.privacy.guarantee import ProofSettings, prove
+from sottovoce.problems.sampling import Sampling
+from sottovoce.simulation.transcript import Setting
 from sottovoce.stepsizes import Stepsize
+
+_DELTA = 1e-5
 
 COORDINATE_SPREAD = 0.5
 """About the relative spread of a coefficient drawn at every coordinate, std/mean of b_ij."""
@@ -24,3 +30,31 @@ def factor_spread(view: View, round: int) -> float:
     """std/mean of all private factors on single coordinates that the adversary does not know."""
     spread = 0.0 if view.stepsizes is not None else relative_spread(view.stepsize, round)
     return max(spread, COORDINATE_SPREAD) if draws_by_coordinate(view) else spread
+
+
+def what_is_seen(view: View) -> str:
+    """What an adversary saw of one round, in words."""
+    if view.blind:
+        return "none of the messages' content"
+    parts = []
+    if len(view.sender):
+        every = len(view.sender) == 2 * len(view.graph.links)
+        parts.append("every message" if every else f"{len(view.sender)} messages")
+    if view.sums is not None:
+        count = len(view.sums.receivers)
+        parts.append(f"{count} sum{'s' * (count > 1)} of masked messages")
+    return " and ".join(parts) + (" sent twice" if view.again else "")
+
+
+def permitted(setting: Setting, adversary: Adversary, sampling: Sampling, rounds: int) -> Permitted:
+    """What the proved guarantee of a training of so many rounds permits the adversary.
+
+    Nothing is claimed where the chain bounds no record's contribution, or the adversary has side
+    information.
+    """
+    if setting.algorithm.bound is None or adversary.knows:
+        return Permitted()
+    delta = min(_DELTA, 0.1 / min(sampling.samples))
+    asked = ProofSettings.of(sampling, rounds, delta=delta, stepsize=setting.stepsize)
+    proved = prove(setting.algorithm, setting.graph, adversary, asked).epsilon
+    return Permitted(proved, delta) if proved is not None else Permitted()

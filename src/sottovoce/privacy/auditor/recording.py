@@ -24,6 +24,8 @@ from sottovoce.stepsizes import Deterministic, Stepsize
 from sottovoce.storage.identity import fingerprint
 from sottovoce.storage.tensors import load_pair, save_pair
 
+_NEARBY = 20_000
+"""Records behind recorded rounds that are kept."""
 Pairs = list[tuple[int, int]]
 """Targets: (run, agent) each."""
 
@@ -33,7 +35,8 @@ class Recorded:
     """A transcript, and the private batches of the rounds to be attacked, to score attacks with.
 
     images: by round, (runs, agents, batch, *shape) in pixel space; labels: by round, (runs, agents,
-    batch); mean_image: (*shape), the mean of all training images.
+    batch); mean_image: (*shape), the mean of all training images. nearby: (n, *shape), the records
+    behind all recorded rounds, where they are known and not too many.
     """
 
     transcript: Transcript
@@ -42,6 +45,7 @@ class Recorded:
     mean_image: Tensor
     accuracy: float | None = None
     """Training accuracy after the last round, where there are classes."""
+    nearby: Tensor | None = None
 
     @classmethod
     def of(
@@ -62,12 +66,21 @@ class Recorded:
             insecure_seed=insecure_seed,
             device=problem.device,
         )
+        if problem.sampling.poisson:
+            raise AttackError(
+                "a Poisson sample has no fixed number of records to look for; audit the same "
+                "training with batches of a fixed size"
+            )
         batches = {round: problem.samples(streams, round) for round in sorted(rounds)}
+        count = len(transcript.rounds) * len(transcript.runs) * problem.agents * problem.batch
+        around = transcript.rounds if count <= _NEARBY else []
+        drawn = [problem.samples(streams, k)[0][transcript.runs].flatten(0, 2) for k in around]
         return cls(
             transcript,
             {k: inputs.pixels(x[transcript.runs]).cpu() for k, (x, _) in batches.items()},
             {k: y[transcript.runs].cpu() for k, (_, y) in batches.items()},
             inputs.pixels(problem.mean_input()).cpu(),
+            nearby=inputs.pixels(torch.cat(drawn)).cpu() if drawn else None,
         )
 
     def answer(self, pairs: Pairs, round: int) -> Answer:
@@ -80,9 +93,14 @@ class Recorded:
             at_targets(truth.states[at], pairs),
         )
 
-    def pairs(self, agents: list[int], targets: int) -> Pairs:
-        """Pairs (run, agent) to attack, all agents of a run before the next run."""
-        found = [(run, agent) for run in range(len(self.transcript.runs)) for agent in agents]
+    def pairs(self, agents: list[int], targets: int, a_run: int | None = None) -> Pairs:
+        """Pairs (run, agent) to attack, `a_run` agents of a run, or all, before the next run."""
+        runs, some = len(self.transcript.runs), min(a_run or len(agents), len(agents))
+        found = [
+            (run, agents[(run * some + at) % len(agents)])
+            for run in range(runs)
+            for at in range(some)
+        ]
         if len(found) < targets:
             raise AttackError(f"{targets} targets were asked for, but there are only {len(found)}")
         return found[:targets]
@@ -108,6 +126,7 @@ class Recorded:
         """Write `stem` (transcript) and `stem-truth`; the files hold every agent's secrets."""
         self.transcript.save(stem)
         tensors = {"mean_image": self.mean_image}
+        tensors |= {} if self.nearby is None else {"nearby": self.nearby}
         tensors |= {f"images.{round}": images for round, images in self.images.items()}
         tensors |= {f"labels.{round}": labels for round, labels in self.labels.items()}
         save_pair(f"{stem}-truth", tensors, {"kind": "audited images", "accuracy": self.accuracy})
@@ -128,6 +147,7 @@ class Recorded:
             {round: tensors[f"labels.{round}"] for round in rounds},
             tensors["mean_image"],
             facts["accuracy"],
+            tensors.get("nearby"),
         )
 
 
@@ -147,7 +167,8 @@ def record(
     fewest = min(len(settings.attacked(graph, who)) for who in settings.adversaries)
     if not fewest:
         raise AttackError("an adversary holds every agent to attack; nobody is left")
-    runs, rounds = -(-settings.targets // fewest), settings.recorded_rounds()
+    a_run = min(settings.targets_a_run or fewest, fewest)
+    runs, rounds = -(-settings.targets // a_run), settings.recorded_rounds()
     seed = secrets.randbits(62) if settings.insecure_seed is None else settings.insecure_seed
     result = simulate(
         problem,

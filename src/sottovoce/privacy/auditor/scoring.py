@@ -12,9 +12,13 @@ from torch import Tensor, nn
 from sottovoce.errors import AttackError
 from sottovoce.privacy.adversaries import View
 from sottovoce.privacy.attacks import Attack, Estimate
+from sottovoce.privacy.auditor import intervals
+from sottovoce.privacy.auditor.pool import Guesses, Lineup, record_errors
 from sottovoce.privacy.auditor.recording import Pairs
-from sottovoce.privacy.auditor.verdict import Row
-from sottovoce.privacy.readers import Answer, Inputs, Inversion, Reader
+from sottovoce.privacy.auditor.rows import Lined, Row
+from sottovoce.privacy.knowledge import Inputs, Knowledge
+from sottovoce.privacy.readers import Answer, Inversion, Reader
+from sottovoce.privacy.readers.identification import identify
 from sottovoce.privacy.readers.layers import infer_label
 from sottovoce.privacy.readers.metrics import (
     gradient_cosine,
@@ -24,10 +28,11 @@ from sottovoce.privacy.readers.metrics import (
     mse,
     psnr,
     ssim,
-    success_rate,
 )
 
 T = TypeVar("T")
+_WINDOW = 11
+"""Of SSIM, in pixels; smaller images have a smaller odd one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +66,14 @@ def estimates(
     each = [(run, agent, found[agent]) for run, agent in pairs if agent in found]
     if not each:
         return None, [], refused
+    rounding = [one.rounding[run] for run, _, one in each if one.rounding is not None]
     estimate = Estimate(
         torch.stack([one.gradient[run] for run, _, one in each]),
         all(one.scale_known for _, _, one in each),
         torch.stack([(one.state if known is None else known[:, a])[run] for run, a, one in each]),
         signs_known=all(one.signs_known for _, _, one in each),
+        rounding=torch.stack(rounding) if len(rounding) == len(each) else None,
+        others=max(one.others for _, _, one in each),
     )
     return estimate, attacked, refused
 
@@ -79,8 +87,29 @@ def _known_states(view: View, round: int) -> Tensor | None:
     return None
 
 
-def score(attempt: Attempt, reader: Reader, model: nn.Module, inputs: Inputs) -> tuple[Row, Tensor]:
-    """Read an estimate, and measure the images against the answer: a row and its images."""
+def line_up(attempt: Attempt, knowledge: Knowledge, lineup: Lineup) -> Lined:
+    """Score every candidate by the estimate, and rank the true records among them."""
+    began, row = time.perf_counter(), attempt.row
+    name = "matched filter" if attempt.estimate.signs_known else "magnitude filter"
+    scores = identify(knowledge, attempt.estimate, lineup.candidates, attempt.spread)
+    ranks = lineup.ranks(scores.cpu(), attempt.attacked).tolist()
+    placed = dict(zip(attempt.attacked, map(tuple, ranks), strict=True))
+    about = (row.algorithm, row.stepsize, row.adversary, row.round, row.attack, name)
+    return Lined(
+        *about,
+        row.targets,
+        len(lineup),
+        lineup.chance_given_label,
+        tuple(placed.get(at) for at in range(row.targets)),
+        row.runs,
+        round(time.perf_counter() - began, 2),
+    )
+
+
+def score(
+    attempt: Attempt, reader: Reader, model: nn.Module, inputs: Inputs, guesses: Guesses
+) -> tuple[Row, Tensor]:
+    """Read an estimate, and measure the records against the answer: a row and its records."""
     began = time.perf_counter()
     row = replace(attempt.row, inversion=reader.name)
     estimate, answer = attempt.estimate, attempt.answer
@@ -93,12 +122,10 @@ def score(attempt: Attempt, reader: Reader, model: nn.Module, inputs: Inputs) ->
     finite = images.flatten(1).isfinite().all(1)
     images = _in_order(images, answer.images)
     shown[attempt.attacked] = images
-    errors = _errors(images, answer.images)
-    rate = success_rate(
-        torch.cat([errors, errors.new_full((row.targets - len(errors),), torch.nan)]),
-        threshold=row.threshold,
-    )
+    errors = record_errors(images, answer.images)
+    hits = (errors < row.threshold * guesses.errors(answer)[1]).tolist()
     labels = _labels(model, estimate, found, inputs).cpu()
+    rights = label_correct(labels, answer.labels).tolist()
     truth = answer.gradient.double()
     cosines = gradient_cosine(estimate.gradient, truth).abs()
     images = images.nan_to_num(0, 0, 0)
@@ -107,6 +134,8 @@ def score(attempt: Attempt, reader: Reader, model: nn.Module, inputs: Inputs) ->
         placed = dict(zip(attempt.attacked, values, strict=True))
         return tuple(placed.get(place) for place in range(row.targets))
 
+    share = [float(one or False) for one in each(hits)]
+    low, high = intervals.rate(share, row.runs)
     done = replace(
         row,
         attacked=len(attempt.attacked),
@@ -118,16 +147,21 @@ def score(attempt: Attempt, reader: Reader, model: nn.Module, inputs: Inputs) ->
         state_error=_median(gradient_relative_error(estimate.state, answer.state.double())),
         errors=each([one if math.isfinite(one) else None for one in errors.tolist()]),
         median_error=_median(errors),
-        mse=_median(mse(images, answer.images)),
-        psnr=_median(psnr(images, answer.images)),
-        ssim=_median(ssim(images, answer.images)) if _is_pictorial(inputs) else None,
-        labels_correct=int(label_correct(labels, answer.labels).sum()),
+        mse=_median(mse(images.double(), answer.images.double())),
+        psnr=_median(psnr(images.double(), answer.images.double())),
+        ssim=_similarity(images, answer.images, inputs),
+        labels_correct=sum(rights),
         diverged=int((found.diverged.cpu() | ~finite).sum()),
-        **rate._asdict(),
+        recovered=sum(hits),
+        low=low,
+        high=high,
         trace=() if found.trace is None else _quartiles(found.trace, answer.images),
         seconds=round(time.perf_counter() - began, 2),
         cosines=each(cosines.nan_to_num(0).tolist()),
         labels=each([tuple(batch) for batch in labels.tolist()]),
+        rights=each(rights),
+        hits=each(hits),
+        exact=_exact(images, answer.images),
     )
     return done, shown
 
@@ -144,18 +178,20 @@ def _labels(model: nn.Module, estimate: Estimate, found: Inversion, inputs: Inpu
 
 def _in_order(images: Tensor, truth: Tensor) -> Tensor:
     """Each target's images in the order of its batch: (targets, batch, *shape)."""
-    order = match_batch(images.nan_to_num(0, 0, 0), truth)
+    order = match_batch(images.nan_to_num(0, 0, 0).double(), truth.double())
     return images[torch.arange(len(images))[:, None], order]
 
 
-def _errors(images: Tensor, truth: Tensor) -> Tensor:
-    """Summed squared error of an image, mean over the batch: (targets,)."""
-    return (images - truth).square().flatten(2).sum(2).mean(1).double()
+def _exact(images: Tensor, truth: Tensor) -> int | None:
+    """How many targets are right in every number; None unless all numbers are whole ones."""
+    if not bool((truth.double() == truth.double().round()).all()):
+        return None
+    return int((images.double().round() == truth.double()).flatten(1).all(1).sum())
 
 
 def _quartiles(trace: Tensor, truth: Tensor) -> tuple[tuple[float, ...], ...]:
     shown = trace.cpu().to(truth).nan_to_num(0, 0, 0)
-    errors = [_errors(_in_order(images, truth), truth) for images in shown]
+    errors = [record_errors(_in_order(images, truth), truth) for images in shown]
     return tuple(tuple(one.quantile(one.new_tensor([0.25, 0.5, 0.75])).tolist()) for one in errors)
 
 
@@ -165,5 +201,10 @@ def _median(values: Tensor) -> float | None:
     return middle if math.isfinite(middle) else None
 
 
-def _is_pictorial(inputs: Inputs) -> bool:
-    return len(inputs.shape) >= 2 and min(inputs.shape[-2:]) >= 11
+def _similarity(images: Tensor, truth: Tensor, inputs: Inputs) -> float | None:
+    """The median SSIM of images of any size, with a window that fits; None for other records."""
+    if len(inputs.shape) < 2 or not images.is_floating_point():
+        return None
+    side = min(inputs.shape[-2:])
+    window = min(_WINDOW, side - (side % 2 == 0))
+    return _median(ssim(images, truth, window=window)) if window >= 3 else None

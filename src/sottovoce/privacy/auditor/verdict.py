@@ -1,6 +1,5 @@
-"""What an audit found: rows, the images behind them, and what they amount to, in words."""
+"""What an audit found: rows, the records behind them, and what they amount to, in words."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -8,142 +7,22 @@ from typing import Any
 
 from torch import Tensor
 
+from sottovoce.privacy.auditor.controls import Control, failed
+from sottovoce.privacy.auditor.findings import Case, Finding, Yardstick, best_of, find
+from sottovoce.privacy.auditor.rows import Lined, Row
+from sottovoce.privacy.auditor.supports import Supported
 from sottovoce.storage.tensors import load_pair, save_pair
 
-CONTROL = "control"
-"""Who appears as the adversary of a control."""
-
-MEASURES = ("cosine", "relative error", "error", "PSNR", "SSIM", "labels", "recovered")
-"""Headings of `Row.cells`: the third is the summed squared error."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of an audit: what one adversary got by one attack from one algorithm.
-
-    errors, cosines, labels: of every target, the summed squared error (mean over its batch), the
-    absolute cosine with its gradient and the labels of its batch; None where the attack was refused
-    or found nothing finite. cosine, relative_error: medians against the true gradient, the second
-    after the best scaling where the attack leaves the scale open. Medians are over the attacked
-    targets. refused: why no target, or only `attacked` of them, could be attacked.
-    """
-
-    algorithm: str
-    stepsize: str
-    adversary: str
-    round: int
-    attack: str
-    inversion: str
-    targets: int
-    refused: str = ""
-    attacked: int = 0
-    scale_known: bool = False
-    cosine: float | None = None
-    relative_error: float | None = None
-    state_error: float | None = None
-    errors: tuple[float | None, ...] = ()
-    median_error: float | None = None
-    mse: float | None = None
-    psnr: float | None = None
-    ssim: float | None = None
-    labels_correct: int | None = None
-    diverged: int = 0
-    recovered: int = 0
-    low: float = 0.0
-    high: float = 1.0
-    threshold: float = 0.0
-    trace: tuple[tuple[float, ...], ...] = ()
-    """Lower quartile, median and upper quartile of the errors at the iterations of the search."""
-    seconds: float = 0.0
-    cosines: tuple[float | None, ...] = ()
-    labels: tuple[tuple[int, ...] | None, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> "Row":
-        lists = {
-            key: tuple(tuple(one) if isinstance(one, list) else one for one in value)
-            for key, value in found.items()
-            if isinstance(value, list)
-        }
-        return cls(**{**found, **lists})
-
-    @property
-    def verdict(self) -> str:
-        """What happened, in words."""
-        if not self.attacked:
-            return f"refused: {self.refused}"
-        missed = self.targets - self.attacked
-        beyond = f", {missed} beyond its reach" if missed else ""
-        return (
-            f"recovered {self.recovered} of {self.targets} images{beyond} (error below "
-            f"{self.threshold:g}; 95 % interval {self.low:.0%} to {self.high:.0%})"
-        )
-
-    @property
-    def is_control(self) -> bool:
-        return self.adversary == CONTROL
-
-    @property
-    def doubt(self) -> str:
-        """What a control that failed says about its reader; nothing where it came out as it must.
-
-        An exact gradient must give half of the images away, and noise none.
-        """
-        if self.is_control and self.attack == "noise" and self.recovered:
-            return f"what {self.inversion} recovers is not evidence"
-        if self.is_control and self.attack != "noise" and 2 * self.recovered < self.targets:
-            return f"what {self.inversion} does not recover is not evidence"
-        return ""
-
-    @property
-    def name(self) -> str:
-        """How a row is called in tables and charts."""
-        how = f"{self.attack} + {self.inversion}"
-        if self.is_control:
-            return f"control: {how}"
-        law = self.stepsize.partition(":")[0]
-        private = "" if law == "deterministic" else f" ({law} law)"
-        return f"{self.algorithm.partition(':')[0].upper()}{private}: {how}"
-
-    @property
-    def share(self) -> str:
-        """How many images were recovered, with the interval and how many were attacked."""
-        fewer = "" if self.attacked == self.targets else f", {self.attacked} attacked"
-        return f"{self.recovered} of {self.targets} ({self.low:.0%} to {self.high:.0%}){fewer}"
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """What was measured, as text for a table under `MEASURES`."""
-        values = (
-            (self.cosine, ".4f"),
-            (self.relative_error, ".2g"),
-            (self.median_error, ".3g"),
-            (self.psnr, ".1f"),
-            (self.ssim, ".2f"),
-        )
-        shown = ["not finite" if value is None else format(value, form) for value, form in values]
-        shown[1] += "" if self.scale_known else " (scaled)"
-        return (*shown, f"{self.labels_correct}/{self.attacked}", self.share)
-
-    def __str__(self) -> str:
-        """One line for people who wait."""
-        error = self.median_error
-        shown = "nothing finite" if error is None else f"median error {error:.3g}"
-        return (
-            f"{self.name}, round {self.round}: {shown}, recovered {self.recovered} of "
-            f"{self.targets}, {self.seconds:.0f} s"
-        )
+CAVEAT = "Surviving these attacks is not a proof: a stronger one may exist."
 
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """The rows of an audit, its controls among them, and the images that were recovered.
+    """The rows of an audit, its controls among them, and the records that were recovered.
 
-    blind: by round, the median error of the best guess that saw nothing. images: for each row by
-    its number, (targets, batch, *shape); truth: by round, likewise.
+    blind: by round, the median error of the best guess that saw nothing. lined: where attacks put
+    the true records among candidates. yardsticks: what the findings of each case stand beside.
+    images: for each row by its number, (targets, batch, *shape); truth: by round, likewise.
     """
 
     rows: Sequence[Row]
@@ -152,46 +31,121 @@ class Audit:
     truth: Mapping[int, Tensor] = field(default_factory=dict)
     images: Mapping[int, Tensor] = field(default_factory=dict)
     mean_image: Tensor | None = None
+    lined: Sequence[Lined] = ()
+    yardsticks: Mapping[Case, Yardstick] = field(default_factory=dict)
+    supports: Sequence[Supported] = ()
 
     def best(self, algorithm: str, adversary: str, round: int) -> Row | None:
-        """The row that recovered most, the lower median error deciding between equals."""
-        case = (algorithm, adversary, round)
-        ran = [r for r in self.rows if (r.algorithm, r.adversary, r.round) == case and r.attacked]
-        return min(
-            ran, key=lambda row: (-row.recovered, row.median_error or math.inf), default=None
-        )
+        """The row that recovered most, the lower median error deciding between equals.
+
+        Readers whose controls failed do not count.
+        """
+        case, doubtful = (algorithm, adversary, round), self.failed_controls
+        ran = [
+            row
+            for row in self.rows
+            if (row.algorithm, row.adversary, row.round) == case
+            and row.attacked
+            and row.inversion not in doubtful
+        ]
+        return best_of(ran) if ran else None
+
+    @property
+    def failed_controls(self) -> dict[str, str]:
+        """Readers and identifiers whose controls failed, and what that means."""
+        found: dict[str, str] = {}
+        for control in self._controls:
+            if said := failed(control):
+                found.setdefault(_name(control), said)
+        return found
 
     @property
     def controls_passed(self) -> bool | None:
         """Whether every control came out as it must; None where none was run."""
-        controls = [row for row in self.rows if row.is_control]
-        return not any(row.doubt for row in controls) if controls else None
+        told = [one["controls_passed"] for one in self.facts.get("training_membership", [])]
+        if not self._controls and not told:
+            return None
+        return not self.failed_controls and all(told)
+
+    @property
+    def readers(self) -> list[dict[str, Any]]:
+        """Every reader and identifier with controls, and whether these came out as they must."""
+        doubtful = self.failed_controls
+        names = [_name(control) for control in self._controls]
+        told = [one["controls_passed"] for one in self.facts.get("training_membership", [])]
+        if told and not all(told):
+            doubtful["shadow models"] = "what shadow models tell is not evidence"
+        names += ["shadow models"] * bool(told)
+        return [
+            {"name": name, "controls_passed": name not in doubtful, "doubt": doubtful.get(name, "")}
+            for name in dict.fromkeys(names)
+        ]
+
+    @property
+    def _controls(self) -> list[Control]:
+        every: list[Control] = [*self.rows, *self.lined, *self.supports]
+        return [one for one in every if one.is_control]
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What each adversary got from each algorithm in each round."""
+        doubtful = list(self.failed_controls)
+        found = []
+        for case, beside in self.yardsticks.items():
+            rows = [row for row in self.rows if _case(row) == case]
+            lined = [one for one in self.lined if _case(one) == case]
+            supports = [one for one in self.supports if _case(one) == case]
+            found.append(find(case, rows, lined, supports, beside, doubtful))
+        return found
+
+    @property
+    def strongest(self) -> Finding | None:
+        """The finding that gives away most: by identification, then recovered, then the error."""
+
+        def strength(one: Finding) -> tuple[float, ...]:
+            first, rebuilt = one.identification, one.reconstruction
+            error = rebuilt.median_error if rebuilt else None
+            return (
+                first.top1 if first else -1.0,
+                rebuilt.recovered if rebuilt else -1.0,
+                -error if error is not None else float("-inf"),
+            )
+
+        return max(self.findings, key=strength, default=None)
 
     @property
     def verdicts(self) -> list[str]:
         """One sentence for each adversary, algorithm and round, and what the controls say."""
-        said = []
-        controls = [row for row in self.rows if row.is_control]
-        doubt = {row.inversion: f" (control failed: {row.doubt})" for row in controls if row.doubt}
+        said = [one.sentence for one in self.findings] or self._plain_verdicts()
+        said += [one["sentence"] for one in self.facts.get("training_membership", [])]
+        said += [f"Not evidence: {why}; its control failed." for why in self._doubts()]
+        if self.controls_passed:
+            names = ", ".join(one["name"] for one in self.readers)
+            said.append(f"Controls passed in the mode used, for {names}.")
+        elif self.controls_passed is None:
+            said.append("No controls were run: what fails here may be the readers' own failure.")
+        if part := self.facts.get("threshold"):
+            said.append(
+                f"Recovered means an error below {part:.2g} of the error of the best guess that "
+                "knows the label, record by record."
+            )
+        return [*said, CAVEAT]
+
+    def _doubts(self) -> list[str]:
+        return list(dict.fromkeys(self.failed_controls.values()))
+
+    def _plain_verdicts(self) -> list[str]:
+        """For audits that were saved before findings were."""
         cases = dict.fromkeys(
             (r.algorithm, r.adversary, r.round) for r in self.rows if not r.is_control
         )
+        said = []
         for algorithm, adversary, round in cases:
             best = self.best(algorithm, adversary, round)
             found = "no attack could be run"
             if best:
                 found = f"{best.verdict} by {best.attack} and {best.inversion}"
-                found += doubt.get(best.inversion, "")
             said.append(f"{adversary} on {algorithm}, round {round}: {found}.")
-        for row in controls:
-            told = f"{row.attack} and {row.inversion}: {row.verdict}"
-            said.append(
-                f"Control failed: {told}; {row.doubt}." if row.doubt else f"Control, {told}."
-            )
-        if self.blind:
-            shown = ", ".join(f"{error:.1f} in round {k}" for k, error in self.blind.items())
-            said.append(f"A blind guess has the median error {shown}.")
-        said.append("Surviving these attacks is not a proof: a stronger one may exist.")
         return said
 
     @property
@@ -201,7 +155,7 @@ class Audit:
         return list(dict.fromkeys(lines))
 
     def save(self, stem: str | Path) -> None:
-        """Write `stem.json` (rows and facts) and `stem.safetensors` (images)."""
+        """Write `stem.json` (rows and facts) and `stem.safetensors` (records)."""
         tensors = {f"truth.{k}": value for k, value in self.truth.items()}
         tensors |= {f"images.{at}": value for at, value in self.images.items()}
         if self.mean_image is not None:
@@ -209,6 +163,11 @@ class Audit:
         facts = {
             "kind": "audit",
             "rows": [row.to_json() for row in self.rows],
+            "lined": [one.to_json() for one in self.lined],
+            "supports": [one.to_json() for one in self.supports],
+            "yardsticks": [
+                {"case": list(case), **asdict(one)} for case, one in self.yardsticks.items()
+            ],
             "blind": {str(k): error for k, error in self.blind.items()},
             "facts": dict(self.facts),
         }
@@ -216,18 +175,39 @@ class Audit:
 
     @classmethod
     def load(cls, stem: str | Path) -> "Audit":
-        """Read what `save` wrote."""
+        """Read what `save` wrote, of this version or an earlier one."""
         tensors, found = load_pair(stem, "audit")
 
         def numbered(kind: str) -> dict[int, Tensor]:
             named = {name.partition(".")[::2]: tensor for name, tensor in tensors.items()}
             return dict(sorted((int(at), one) for (part, at), one in named.items() if part == kind))
 
+        yardsticks: dict[Case, Yardstick] = {}
+        for one in found.get("yardsticks", []):
+            algorithm, stepsize, adversary, round = one.pop("case")
+            yardsticks[algorithm, stepsize, adversary, round] = Yardstick.from_json(one)
+        facts = found["facts"]
+        if "yardsticks" not in found:  # Their threshold was a summed squared error.
+            facts = {key: value for key, value in facts.items() if key != "threshold"}
         return cls(
             [Row.from_json(row) for row in found["rows"]],
             {int(k): error for k, error in found["blind"].items()},
-            found["facts"],
+            facts,
             numbered("truth"),
             numbered("images"),
             tensors.get("mean_image"),
+            [Lined.from_json(one) for one in found.get("lined", [])],
+            yardsticks,
+            [Supported.from_json(one) for one in found.get("supports", [])],
         )
+
+
+def _name(control: Control) -> str:
+    """The reader or identifier that a control is about."""
+    if isinstance(control, Row):
+        return control.inversion
+    return control.identifier if isinstance(control, Lined) else control.name
+
+
+def _case(one: Control) -> Case:
+    return one.algorithm, one.stepsize, one.adversary, one.round

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.errors import AttackError
-from sottovoce.privacy.readers.matching import Inputs
+from sottovoce.privacy.knowledge import Inputs
 from sottovoce.problems.gradients.layout import ParameterLayout
 
 

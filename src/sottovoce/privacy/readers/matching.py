@@ -3,65 +3,19 @@
 Many candidates are evaluated in one vectorised pass, each at its own parameter vector.
 """
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from sottovoce.errors import AttackError
+from sottovoce.privacy.knowledge import Inputs
+from sottovoce.privacy.matched_filter import compress
 from sottovoce.problems.gradients.layout import ParameterLayout
 
 Mismatch = Callable[[Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """What is public about a model's input: its shape, the range of its pixels, its scaling.
-
-    The model is fed (pixel - mean) / std. `shape` is one input without its batch axis; mean and std
-    are numbers, or tuples with one number for each channel (the first axis of `shape`).
-    """
-
-    shape: tuple[int, ...]
-    batch_size: int = 1
-    low: float = 0.0
-    high: float = 1.0
-    mean: float | tuple[float, ...] = 0.0
-    std: float | tuple[float, ...] = 1.0
-
-    def __post_init__(self) -> None:
-        if not self.shape or min(self.shape) < 1 or self.batch_size < 1:
-            raise AttackError(
-                f"shape {self.shape} and batch size {self.batch_size} must be positive; the shape "
-                "is one input without its batch axis"
-            )
-        if not self.low < self.high:
-            raise AttackError(f"pixels need low < high, got [{self.low}, {self.high}]")
-
-    @property
-    def size(self) -> int:
-        """Numbers in one batch."""
-        return self.batch_size * math.prod(self.shape)
-
-    def standardise(self, pixels: Tensor) -> Tensor:
-        """Turn pixels (..., *shape) into what the model is fed."""
-        return (pixels - self._channels(self.mean, pixels)) / self._channels(self.std, pixels)
-
-    def pixels(self, fed: Tensor) -> Tensor:
-        """Turn what the model is fed, (..., *shape), into pixels."""
-        return fed * self._channels(self.std, fed) + self._channels(self.mean, fed)
-
-    def in_box(self, angles: Tensor) -> Tensor:
-        """Turn any numbers (..., *shape) into pixels from low to high."""
-        return self.low + (self.high - self.low) * (1 + angles.sin()) / 2
-
-    def _channels(self, value: float | tuple[float, ...], like: Tensor) -> Tensor:
-        numbers = torch.as_tensor(value, dtype=like.dtype, device=like.device)
-        return numbers.reshape(-1, *[1] * (len(self.shape) - 1)) if numbers.dim() else numbers
 
 
 class BatchedGradient:
@@ -146,19 +100,6 @@ def classes_of(gradient: BatchedGradient, state: Tensor, inputs: Inputs) -> int:
 def squared_distance(candidate: Tensor, estimate: Tensor) -> Tensor:
     """Return |candidate - estimate|² / |estimate|² for each row: DLG's distance, normalised."""
     return (candidate - estimate).square().sum(1) / estimate.square().sum(1)
-
-
-def compress(vectors: Tensor, power: float, floor: float = 1e-3) -> Tensor:
-    """Replace each entry v by sign(v) |v|^power, smoothed below `floor` times the row's rms.
-
-    A private stepsize multiplies: |Λ g|^p = Λ^p |g|^p, and the relative spread of Λ^p shrinks with
-    p. Small entries also weigh as much as their relative precision deserves.
-    """
-    if power == 1.0:
-        return vectors
-    scale = vectors.square().mean(1, keepdim=True).sqrt()
-    unit = vectors / scale.clamp_min(torch.finfo(vectors.dtype).tiny)
-    return unit * (unit.square() + floor**2) ** ((power - 1) / 2)
 
 
 def misalignment(power: float) -> Mismatch:

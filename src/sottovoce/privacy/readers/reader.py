@@ -7,20 +7,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from sottovoce.errors import AttackError
 from sottovoce.privacy.attacks import Estimate
+from sottovoce.privacy.knowledge import Inputs, Knowledge
+from sottovoce.privacy.matched_filter import WIDE_SPREAD
 from sottovoce.privacy.readers.layers import dense_first_layer, infer_label, linear_layer
 from sottovoce.privacy.readers.matching import (
-    Inputs,
     magnitude_misalignment,
     misalignment,
     sign_free_likelihood,
     squared_distance,
 )
 from sottovoce.privacy.readers.search import Inversion, MatchingProblem, Search
-
-WIDE_SPREAD = 0.1
-"""Relative spread of the stepsizes above which `Projection` compresses and smooths."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +43,10 @@ class Reader(ABC):
         noisy: whether there is noise on the estimate that does not scale with it.
         """
         return estimate.signs_known
+
+    def informed(self, knowledge: Knowledge) -> "Reader":
+        """The same reader with what is public beside the messages, for one that can use it."""
+        return self
 
     def read(
         self, model: nn.Module, estimate: Estimate, inputs: Inputs, spread: float
@@ -197,23 +198,3 @@ def _likeliest(
         return None
     ranked = infer_label(problem.model, problem.gradient, signs=signs).ranked
     return ranked[:, :candidates, None]
-
-
-READERS: dict[str, type[Reader]] = {
-    reader.name: reader
-    for reader in (Dlg, Projection, SmoothProjection, Magnitude, Likelihood, LinearLayer)
-}
-"""Every kind of reader by its name."""
-
-
-def reader_named(name: str, search: Search | None = None, confined: bool = False) -> Reader:
-    """The reader of this name; `confined` is for `dlg` alone."""
-    if name not in READERS:
-        raise AttackError(f"the reader {name!r} is not known; accepted: {', '.join(READERS)}")
-    search = search or Search()
-    return Dlg(search, confined) if name == Dlg.name else READERS[name](search)
-
-
-def every_reader(search: Search | None = None, confined: bool = False) -> tuple[Reader, ...]:
-    """One reader of each kind, all with the same search."""
-    return tuple(reader_named(name, search, confined) for name in READERS)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.errors import AttackError
+from sottovoce.privacy.knowledge import Inputs
 from sottovoce.privacy.readers.adam import descend
 from sottovoce.privacy.readers.lbfgs import minimise
 from sottovoce.privacy.readers.matching import (
     BatchedGradient,
-    Inputs,
     Mismatch,
     classes_of,
     full_precision,

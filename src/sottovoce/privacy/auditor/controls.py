@@ -1,0 +1,68 @@
+"""Controls in the mode in which a reader is used: one that must succeed and one that must fail."""
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sottovoce.privacy.attacks import Estimate
+from sottovoce.privacy.auditor.rows import EXACT, NOISE, Lined, Row
+from sottovoce.privacy.auditor.supports import Supported
+from sottovoce.privacy.readers import Answer, Reader
+
+_STRICT = 3.3
+"""Standard deviations above chance at which noise identifies: one of 2,000 by bad luck."""
+
+
+def control_estimates(reader: Reader, answer: Answer, spread: float) -> dict[str, Estimate]:
+    """The reader's own two controls, the exact gradient through private factors of this spread.
+
+    spread: std/mean of what the audited mechanism multiplies single coordinates by; the exact
+    gradient is multiplied by numbers uniform around 1 with it, as the laws of stepsizes have them.
+    """
+    found = reader.controls(answer)
+    exact = found[EXACT]
+    return {**found, EXACT: replace(exact, gradient=exact.gradient * _factors(exact, spread))}
+
+
+def identifier_estimates(answer: Answer, like: Estimate, spread: float) -> dict[str, Estimate]:
+    """The two controls of an identifier for estimates of the kind of `like`."""
+    gradient, state = answer.gradient.double(), answer.state.double()
+    rms = gradient.square().mean(1, keepdim=True).sqrt()
+    noise = rms * torch.randn(gradient.shape, generator=_seeded(2)).double()
+    exact = Estimate(gradient, like.scale_known, state, signs_known=like.signs_known)
+    shown = gradient * _factors(exact, spread)
+    if not like.signs_known:
+        shown = shown * (2 * torch.randint(0, 2, shown.shape, generator=_seeded(3)) - 1)
+    return {EXACT: replace(exact, gradient=shown), NOISE: replace(exact, gradient=noise)}
+
+
+Control = Row | Lined | Supported
+
+
+def failed(control: Control) -> str:
+    """Why a control does not come out as it must; nothing where it does.
+
+    A reader must recover half of the records from the exact gradient and none from noise. An
+    identifier must put half of them first, and noise must leave them where chance would.
+    """
+    if isinstance(control, Row | Supported):
+        return control.doubt
+    ranks, _ = control.spread_out
+    if control.attack == EXACT and 2 * control.first < len(ranks):
+        return f"what {control.identifier} does not identify is not evidence"
+    # The noise of every target is its own: ranks are independent, and uniform under chance.
+    if control.attack == NOISE and (control.auc - 0.5) * math.sqrt(12 * len(ranks)) > _STRICT:
+        return f"what {control.identifier} identifies is not evidence"
+    return ""
+
+
+def _factors(estimate: Estimate, spread: float) -> Tensor:
+    """Uniform around 1 with the deviation `spread`, (targets, d)."""
+    draws = torch.rand(estimate.gradient.shape, generator=_seeded(4)).double()
+    return 1 + spread * 12**0.5 * (draws - 0.5)
+
+
+def _seeded(number: int) -> torch.Generator:
+    return torch.Generator().manual_seed(number)

@@ -1,0 +1,104 @@
+"""The account of a training of real agents, kept by the process that starts them.
+
+Agents report which rounds they have executed; ε follows from that and from what is public. A
+training is entered in its ledger before the first message is sent, as if it ran to its end, so that
+what is killed is charged, too.
+"""
+
+import secrets
+from typing import Any
+
+from sottovoce.distributed.launch import Training
+from sottovoce.distributed.task import rounds_of, sizes_of
+from sottovoce.distributed.train_worker import stepsize_of
+from sottovoce.graphs import parse_graph
+from sottovoce.mechanisms import parse_algorithm
+from sottovoce.privacy.adversaries import parse_adversary
+from sottovoce.privacy.ledger import Entry, Ledger
+from sottovoce.privacy.promise import Guarantee
+from sottovoce.privacy.spending import Charge, Meter
+from sottovoce.simulation.transcript import Setting
+
+
+class TrainingAccount:
+    """ε of one training, as far as its agents have come.
+
+    adversary: against whom. ledger: of the data set, where the training is entered. Creating it
+    raises where no guarantee could be stated for the numbers asked for: nothing is trained then.
+    """
+
+    def __init__(
+        self, training: Training, adversary: str = "eavesdropper", ledger: Ledger | None = None
+    ) -> None:
+        graph = parse_graph(training.graph, training.weights)
+        algorithm = parse_algorithm(training.algorithm)
+        self._sizes = sizes_of(training, graph.agents)
+        rounds = rounds_of(training, self._sizes)
+        setting = Setting(graph, algorithm, stepsize_of(training.stepsize, algorithm, rounds))
+        self._planned = training.epochs * rounds
+        self._targets = parse_adversary(adversary).targets(graph)
+        seeded = training.insecure_seed is not None
+        batch = training.batch_size
+        self._meter = Meter(setting, adversary, training.delta, batch, True, seeded)
+        self.bounded = algorithm.bound is not None
+        self._ledger = ledger
+        self._name = f"begun {secrets.token_hex(4)}"
+        self._charges: dict[int, Charge] = {}
+        self._enter(self._name, self.expected())
+
+    def expected(self) -> Guarantee | None:
+        """What will hold if the training runs to its end; None where that is not known yet."""
+        if not self.bounded or self._sizes is None:
+            return None
+        return self._meter.for_all([Charge(self._planned, 0, size) for size in self._sizes])
+
+    def heard(self, report: dict[str, Any]) -> dict[str, Any]:
+        """A report with `epsilon`, the agent's own, in place of the rounds that it is charged."""
+        report = dict(report)
+        charged = report.pop("charged", None)
+        if charged is None:
+            return report
+        agent, training = report["agent"], charged.pop("training")
+        self._charges[agent] = Charge(**charged)
+        if agent in self._targets:
+            report["epsilon"] = self._meter(agent, self._charges[agent]).epsilon
+        if self._name.startswith("begun"):
+            begun, self._name = self._name, f"training {training:016x}"
+            left = max(self._planned, self._charges[agent].rounds)
+            self._enter(self._name, self._after(left), begun)
+        return report
+
+    def end(self) -> Guarantee | None:
+        """What holds now that the training has ended, entered in the ledger."""
+        found = self._after(0)
+        self._enter(self._name, found)
+        return found
+
+    def _after(self, rounds: int) -> Guarantee | None:
+        """The guarantee of what was heard, after at least `rounds` rounds."""
+        if not self._charges:
+            return None
+        return self._meter.for_all(
+            [
+                Charge(max(rounds, one.rounds), one.redone, one.samples)
+                for one in self._everybody().values()
+            ]
+        )
+
+    def _everybody(self) -> dict[int, Charge]:
+        """The charges of all agents: an agent not heard of yet counts as the one charged most."""
+        most = max(self._charges.values(), key=lambda one: (one.rounds + one.redone, -one.samples))
+        return {
+            agent: self._charges.get(agent, most)
+            for agent in range(self._meter.setting.graph.agents)
+        }
+
+    def _enter(self, name: str, found: Guarantee | None, instead_of: str | None = None) -> None:
+        if self._ledger is None:
+            return
+        if found is not None:
+            self._ledger.add(Entry.of(name, found), instead_of)
+            return
+        setting = self._meter.setting
+        public = str(setting.algorithm), setting.graph.name, str(self._meter.adversary)
+        self._ledger.add(Entry.unproved(name, *public, self._planned), instead_of)
