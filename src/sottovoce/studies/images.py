@@ -14,6 +14,7 @@ from sottovoce.problems import ModuleProblem
 from sottovoce.problems.data import partitions, sets
 from sottovoce.studies.settings import option
 from sottovoce.studies.training import MNIST_PIXELS, Training, samples
+from sottovoce.studies.workloads import WORKLOADS
 
 _SHOWN = 8
 """Targets whose images are kept in a study."""
@@ -23,11 +24,15 @@ _SHOWN = 8
 class Images:
     """Which network is audited, on which images, from which starting weights."""
 
-    model: str = option("small", "paper (1,676,266 parameters) or small (19,430).")
+    model: str = option(
+        "small",
+        "paper (1,676,266 parameters), small (19,430) or softmax (7,850); census: linear; text: "
+        "embedding (66,816) or transformer (477,344); small is the smallest of each.",
+    )
     init: str | None = option(
         None, "Starting weights: trainable (standardised pixels) or, paper's default, glorot:4."
     )
-    data: str = option("subset", "subset (shipped), mnist or fashion-mnist.")
+    data: str = option("subset", "subset, census or text (shipped), mnist or fashion-mnist.")
     data_dir: str | None = option(None, "Folder of IDX files (or set SOTTOVOCE_DATA).")
     device: str = option("cpu", "cpu or cuda.")
 
@@ -37,11 +42,13 @@ class Images:
         return self.init or ("glorot:4" if self.model == "paper" else "trainable")
 
     def problem(self, agents: int, batch: int = 1) -> tuple[ModuleProblem, Inputs]:
-        """Training images divided over agents, and what is public about them.
+        """Training images or other records divided over agents, and what is public about them.
 
         From `trainable` weights plain SGD learns, with standardised pixels; `glorot:4` is Glorot's
         uniform weights times a gain, with biases 0 and pixels in [0, 1].
         """
+        if self.data in WORKLOADS:
+            return WORKLOADS[self.data]().problem(self.model, agents, batch)
         training = Training(model=self.model, data=self.data, device=self.device, batch=batch)
         kind, _, gain = self.start.partition(":")
         if kind not in ("trainable", "glorot") or (
@@ -54,6 +61,14 @@ class Images:
         pixels = MNIST_PIXELS if trainable else (0.0, 1.0)
         data = samples(images, partitions.equal(images.labels, agents, 0), pixels)
         return training.problem(data, init=init), Inputs((1, 28, 28), batch, 0.0, 1.0, *pixels)
+
+    def public(self) -> tuple[Tensor, Tensor]:
+        """Images of the same kind that no agent has, as the model is fed them, and labels."""
+        if self.data in WORKLOADS:
+            return WORKLOADS[self.data]().public()
+        images = sets.load(self.data, self.data_dir).validation
+        pixels = MNIST_PIXELS if self.start == "trainable" else (0.0, 1.0)
+        return images.standardised(*pixels), images.labels
 
 
 @dataclass(frozen=True, kw_only=True)

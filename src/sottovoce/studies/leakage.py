@@ -9,7 +9,7 @@ from sottovoce.mechanisms import DSGD, PDSGD, Mechanism
 from sottovoce.privacy.attacks import Attack, Chain, Conventional, Elimination, LeastSquares
 from sottovoce.privacy.auditor import Audit, AuditSettings, Recorded, Row, audit, record
 from sottovoce.privacy.auditor.recording import suited
-from sottovoce.privacy.auditor.verdict import MEASURES
+from sottovoce.privacy.auditor.rows import MEASURES
 from sottovoce.privacy.readers import Search, reader_named
 from sottovoce.privacy.readers.matching import jumps
 from sottovoce.stepsizes import Experiment, Law, Power, Stepsize, Uniform
@@ -72,6 +72,8 @@ def leakage_study(
         rounds=(settings.round,),
         targets=settings.targets,
         attacks=[case[2] for case in _CASES if case[2]],
+        candidates=0,
+        pairs=0,
         insecure_seed=settings.insecure_seed,
     )
     recordings: dict[str, Recorded] = {}
@@ -98,8 +100,9 @@ def leakage_study(
     assert mean_image is not None
     shown = {"truth": truth, **images, "blind guess": mean_image.expand_as(truth)}
     table = Table(
-        f"Medians of {settings.targets} images; error: summed squared error; recovered: "
-        f"below {asked.threshold:g}, 95 % interval",
+        f"Medians of {settings.targets} images; error: summed squared error; recovered: error "
+        f"below {asked.threshold:.2g} of that of the best guess that knows the label, 95 % "
+        "interval",
         ("algorithm: attack + reader", *MEASURES),
         [
             *((name, *row.cells) for name, row in rows.items()),

@@ -132,6 +132,8 @@ def recovered_under_noise(settings: NoiseSettings) -> dict[float, Row]:
         readers=[Dlg(confined=training.model == "paper")],
         rounds=(10,),
         targets=settings.targets,
+        candidates=0,
+        pairs=0,
         controls=False,
         insecure_seed=settings.insecure_seed,
     )

@@ -65,7 +65,10 @@ def _words(settings: Any) -> Iterator[str]:
         if is_dataclass(value):
             yield from _words(value)
         elif isinstance(value, bool):
-            yield flag(one) if value else flag(one).replace("--", "--no-", 1)
+            if value:
+                yield flag(one)
+            elif "option" not in one.metadata:
+                yield flag(one).replace("--", "--no-", 1)
         elif value is not None:
             for part in value if isinstance(value, tuple) else (value,):
                 yield f"{flag(one)} {shlex.quote(_text(part))}"

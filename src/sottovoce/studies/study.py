@@ -110,13 +110,14 @@ class Study:
 class Kind:
     """A study known by name: how to draw it and, where `reproduce` offers it, how to run it.
 
-    charts: a function of the study's data for each picture; run: (settings, execution) -> Study;
-    parts_are_temporary: whether what it keeps in the execution's folder goes once it is written;
-    parts_are_shared: whether several processes may work in one folder.
+    charts: a function of the study's data for each picture, None where there is nothing to show;
+    run: (settings, execution) -> Study; parts_are_temporary: whether what it keeps in the
+    execution's folder goes once it is written; parts_are_shared: whether several processes may work
+    in one folder.
     """
 
     name: str
-    charts: Mapping[str, Callable[[Data], Chart]] = field(default_factory=dict)
+    charts: Mapping[str, Callable[[Data], "Chart | None"]] = field(default_factory=dict)
     settings: type | None = None
     run: Callable[[Any, Execution], Study] | None = None
     parts_are_temporary: bool = False
@@ -151,4 +152,5 @@ def curves(result: "Result") -> dict[str, Any]:
 def draw(name: str, data: Data) -> dict[str, Chart]:
     """All charts of a study by name."""
     kind = _KINDS.get(name) or kinds().get(name, Kind(name))
-    return {chart: make(data) for chart, make in kind.charts.items()}
+    made = {chart: make(data) for chart, make in kind.charts.items()}
+    return {chart: one for chart, one in made.items() if one is not None}

@@ -23,6 +23,7 @@ MNIST_PIXELS = (0.1307, 0.3081)
 _MODELS: dict[str, Callable[..., torch.nn.Sequential]] = {
     "paper": models.paper_cnn,
     "small": models.small_cnn,
+    "softmax": models.softmax_regression,
 }
 
 
@@ -30,7 +31,7 @@ _MODELS: dict[str, Callable[..., torch.nn.Sequential]] = {
 class Training:
     """What is trained, on what, by whom and for how long."""
 
-    model: str = option("small", "paper (1,676,266 parameters) or small (19,430).")
+    model: str = option("small", "paper (1,676,266 parameters), small (19,430) or softmax (7,850).")
     data: str = option("subset", "subset (shipped), mnist or fashion-mnist.")
     activation: str = option("sigmoid", "sigmoid, relu or tanh.")
     epochs: int = option(10, "Passes over an agent's data.", min=1)
@@ -91,14 +92,13 @@ class Training:
         init: sets the starting weights of a run, by default to weights from which SGD learns.
         """
         return ModuleProblem(
-            _MODELS[self.model](self.activation),
+            _MODELS[self.model](self.activation).to(self.device),
             cross_entropy,
             data,
             validation,
             batch=self.batch,
             initialise=init or partial(models.initialise, activation=self.activation),
             compute=Compute(precision=self.precision),
-            device=self.device,
         )
 
     def stepsize(self, law: Law, rounds_an_epoch: int) -> Stepsize:
