@@ -45,9 +45,12 @@ def demo_study(settings: DemoSettings | None = None, execution: Execution | None
         for error in [moment["blind"]["median_error"]]
     ]
     learned = [
-        (name, *(f"{curves[kind]['mean'][-1]:.1%}" for kind in ("training", "validation")))
+        (name, *(f"{curves[kind]['mean'][-1]:.1%}" for kind in ("training", "validation")), "none")
         for name, curves in data["accuracy"].items()
     ]
+    proved = data["guaranteed"]
+    scores = (f"{proved[kind]:.1%}" for kind in ("training_accuracy", "accuracy"))
+    learned.append(("dp-pdsgd", *scores, f"{proved['epsilon']:.3g}"))
     return Study(
         "demo",
         "Training together, overheard",
@@ -58,8 +61,9 @@ def demo_study(settings: DemoSettings | None = None, execution: Execution | None
         f"sottovoce demo{quick} --insecure-seed {settings.insecure_seed}",
         [
             Table(
-                f"Accuracy after {data['rounds']:,} rounds, mean of {settings.runs} runs",
-                ("algorithm", "training", "validation"),
+                f"Accuracy after {data['rounds']:,} rounds, mean of {settings.runs} runs; with a "
+                f"proof after {proved['rounds']:,} rounds, one run",
+                ("algorithm", "training", "validation", "proved ε"),
                 learned,
             ),
             Table(
@@ -110,4 +114,12 @@ def _findings(data: dict[str, Any]) -> list[str]:
             f"{private['next_recovered']} that the agents used one round later); elimination "
             f"recovers {elimination['recovered']} from PDSGD."
         )
+    proved = data["guaranteed"]
+    ranked = proved["identified"]["dp-pdsgd"]
+    found.append(
+        f"With a proof (dp-pdsgd, ε = {proved['epsilon']:.3g} at δ = {proved['delta']:g} for "
+        f"{proved['unit']}, everything overheard): accuracy {proved['accuracy']:.1%}; of "
+        f"{ranked['records']} images used in a round {ranked['first']} ranked before all others, "
+        f"where the proof permits {proved['permitted']['first']:.1%}."
+    )
     return found

@@ -12,11 +12,21 @@ from sottovoce.mechanisms import DSGD, PDSGD, Mechanism
 from sottovoce.privacy.adversaries import Eavesdropper
 from sottovoce.privacy.attacks import Conventional, Elimination
 from sottovoce.privacy.auditor import Audit, AuditSettings, Recorded, audit
+from sottovoce.privacy.auditor.pool import Guesses
 from sottovoce.privacy.auditor.public import relative_spread
 from sottovoce.privacy.entropy import UniformPrior, conditional_entropy, uniform_closed_form
 from sottovoce.privacy.readers import Dlg, Inputs, Projection, Search
 from sottovoce.privacy.readers.metrics import gradient_cosine, summed_squared_error
 from sottovoce.problems import ModuleProblem
+from sottovoce.report.demo.proof import (
+    CONTROL,
+    NAME,
+    Exact,
+    guaranteed,
+    identified,
+    overheard,
+    permitted,
+)
 from sottovoce.simulation.options import Options
 from sottovoce.simulation.result import Result
 from sottovoce.simulation.runner import simulate
@@ -55,6 +65,8 @@ class DemoSettings:
     scale: float = option(0.2, "c in the stepsize c/k.")
     iterations: int = option(300, "L-BFGS steps of a search.", min=1)
     restarts: int = option(3, "Starting points of a search.", min=1)
+    epsilon: float = option(8.0, "ε of the training with a proof.")
+    proved_rounds: int = option(100, "Rounds of the training with a proof.", min=2)
     insecure_seed: int | None = option(None, "Make the private numbers repeatable (studies only).")
 
     @property
@@ -68,7 +80,7 @@ class DemoSettings:
         return self.block * self.blocks
 
 
-QUICK = DemoSettings(runs=2, block=12, blocks=3, iterations=12, restarts=1)
+QUICK = DemoSettings(runs=2, block=12, blocks=3, iterations=12, restarts=1, proved_rounds=3)
 
 
 def run(settings: DemoSettings, execution: Execution) -> dict[str, Any]:
@@ -115,6 +127,8 @@ def run(settings: DemoSettings, execution: Execution) -> dict[str, Any]:
         assert transcript is not None
         recorded[name] = Recorded.of(problem, inputs, transcript, rounds, seed)
     moments = {}
+    records, answers = problem.records()
+    unheard = Guesses.of(inputs.pixels(records), answers)
     quiet = replace(execution, say=lambda line: None, progress=False)
     for moment, round in attacked.items():
         execution.say(
@@ -129,10 +143,23 @@ def run(settings: DemoSettings, execution: Execution) -> dict[str, Any]:
             "round": round,
             "count": laws["PDSGD"].schedule.count(round),
             "spread": relative_spread(laws["PDSGD"], round),
-            **_moment(audits, recorded["PDSGD"], round),
+            **_moment(audits, recorded["PDSGD"], round, unheard),
         }
     late = attacked["late"]
+    size = settings.epsilon, settings.proved_rounds, seed
+    proved, proved_round = guaranteed(graph, data, validation, size, execution)
+    heard = overheard(data, problem, {name: one.transcript for name, one in recorded.items()}, late)
+    heard[NAME] = proved_round
+    heard[CONTROL] = replace(proved_round, attack=Exact(proved_round.transcript.truth))
+    execution.say("An eavesdropper ranks every agent's images by one round of each training ...")
+    proved["identified"] = {
+        name: identified(one, replace(inputs, batch_size=one.problem.batch), validation, seed)
+        for name, one in heard.items()
+    }
+    among = proved["identified"][NAME]["others"]
+    proved["permitted"] = permitted(proved["noise_multiplier"], among)
     return {
+        "guaranteed": proved,
         "insecure_seed": seed,
         "size": asdict(settings),
         "rounds": settings.steps,
@@ -157,6 +184,8 @@ def _questions(settings: DemoSettings, round: int) -> AuditSettings:
         readers=[Projection(many), Dlg(one)],
         rounds=(round,),
         targets=settings.agents,
+        candidates=0,
+        pairs=0,
         controls=False,
         insecure_seed=settings.insecure_seed,
     )
@@ -172,7 +201,9 @@ def _curves(result: Result) -> dict[str, Any]:
     return curves
 
 
-def _moment(audits: dict[str, Audit], recorded: Recorded, round: int) -> dict[str, Any]:
+def _moment(
+    audits: dict[str, Audit], recorded: Recorded, round: int, unheard: Guesses
+) -> dict[str, Any]:
     """Every attack on every agent in one round, scored against that round and the one after.
 
     Taken for DSGD, messages of PDSGD show mostly the next round's gradient (see `Conventional`):
@@ -183,10 +214,13 @@ def _moment(audits: dict[str, Audit], recorded: Recorded, round: int) -> dict[st
     blind = recorded.mean_image.expand_as(truth)
     blind_errors = summed_squared_error(blind, truth)
     found = []
+    pairs = [(0, agent) for agent in range(len(truth))]
+    part = audits["PDSGD"].facts["threshold"]
+    told, next_told = (unheard.errors(recorded.answer(pairs, k))[1] for k in (round, round + 1))
     for algorithm, attack, reader in _SHOWN:
         images, guesses, cosines = _recovered(audits[algorithm], attack, reader, blind)
         errors, next_errors = (summed_squared_error(images, one) for one in (truth, after))
-        threshold = audits[algorithm].facts["threshold"]
+        hits, next_hits = errors < part * told, next_errors < part * next_told
         found.append(
             {
                 "algorithm": algorithm,
@@ -194,9 +228,11 @@ def _moment(audits: dict[str, Audit], recorded: Recorded, round: int) -> dict[st
                 "inversion": reader,
                 "errors": errors.tolist(),
                 "median_error": float(errors.quantile(0.5)),
-                "recovered": int((errors < threshold).sum()),
+                "recovered": int(hits.sum()),
+                "found": hits.tolist(),
                 "next_errors": next_errors.tolist(),
-                "next_recovered": int((next_errors < threshold).sum()),
+                "next_recovered": int(next_hits.sum()),
+                "next_found": next_hits.tolist(),
                 "labels": guesses,
                 "labels_right": sum(a == b for a, b in zip(guesses, labels, strict=True)),
                 "cosines": cosines.tolist(),

@@ -121,7 +121,7 @@ def leak(data: Data) -> "alt.LayerChart":
     for column, (key, _) in enumerate(COLUMNS):
         for agent, (picture, error, _) in enumerate(column_of(moment, key)):
             shown = {"column": column, "agent": agent, "url": f"data:image/png;base64,{picture}"}
-            rows.append(shown | {"text": _caption(data, moment, key, agent, error)})
+            rows.append(shown | {"text": _caption(moment, key, agent, error)})
     names = [{"column": at, "text": name.split(", ")} for at, (_, name) in enumerate(COLUMNS)]
     agents = [{"agent": agent, "text": f"agent {agent}"} for agent in range(len(moment["truth"]))]
     step, tall = _SIDE + 44, _SIDE + 48
@@ -149,13 +149,14 @@ def leak(data: Data) -> "alt.LayerChart":
     return styled(alt.LayerChart(layer=layers, width=width, height=height, title=title))
 
 
-def _caption(data: Data, moment: Data, key: str, agent: int, error: float | None) -> list[str]:
+def _caption(moment: Data, key: str, agent: int, error: float | None) -> list[str]:
     if error is None:
         return [f"label {moment['labels'][agent]}"]
     lines = [f"error {error:.3g}"]
-    later = attack_of(moment, key)["next_errors"][agent] if key != "blind" else error
-    if later < data["threshold"] <= error:
-        lines.append(f"its next image: {later:.3g}")
+    if key != "blind":
+        found = attack_of(moment, key)
+        if found["next_found"][agent] and not found["found"][agent]:
+            lines.append(f"its next image: {found['next_errors'][agent]:.3g}")
     return lines
 
 

@@ -9,9 +9,11 @@ from typing import Any
 from sottovoce.report.blocks import Html, Section, chart, command, html_table, image, number
 from sottovoce.report.demo import pictures
 from sottovoce.report.demo.pictures import COLUMNS, attack_number, column_of
+from sottovoce.report.demo.proof import CONTROL, NAME
 from sottovoce.report.page import assemble, resource
 
 TITLE = "Training together, overheard"
+_RANKED = ("DSGD", "PDSGD")
 _ENOUGH = 100
 """Iterations of a search below which its failure says nothing."""
 _WARNING = (
@@ -83,9 +85,13 @@ def page(data: Mapping[str, Any], repeat: str) -> str:
             for name, of in _FILTERS.items()
         },
         "message_table": _message_table(found["links"]),
-        "late_strip": _strip(late, data["threshold"]),
-        "early_strip": _strip(early, data["threshold"]),
+        "late_strip": _strip(late),
+        "early_strip": _strip(early),
         "attack_table": _attack_table(found["moments"], found["size"]["agents"]),
+        "ranked": {name: found["guaranteed"]["identified"][name] for name in _RANKED},
+        "proved_ranked": found["guaranteed"]["identified"][NAME],
+        "control_ranked": found["guaranteed"]["identified"][CONTROL],
+        "guarantee_table": _guarantee_table(found, last),
         "repeat": command(repeat),
     }
     # A line such as "# links: What crosses the links" begins a section.
@@ -121,6 +127,23 @@ def _accuracy_table(accuracy: Found, last: int) -> Html:
     return _table("Accuracy after the last round, over the runs", headings, rows)
 
 
+def _guarantee_table(found: Found, last: int) -> Html:
+    """The three trainings side by side: what is proved, what is learnt, what a round gives away."""
+    proved, accuracy = found["guaranteed"], found["accuracy"]
+    ranked = [proved["identified"][name] for name in (*_RANKED, NAME)]
+    learned = [accuracy[name]["validation"]["mean"][last] for name in _RANKED]
+    rows = [
+        ["proved ε for one image", "none", "none", f"{proved['epsilon']:.3g}"],
+        ["accuracy on unseen images", *(f"{one:.1%}" for one in (*learned, proved["accuracy"]))],
+        ["images in the round’s batches", *(f"{one['records']}" for one in ranked)],
+        ["ranked before all other images", *(f"{one['first']}" for one in ranked)],
+        ["what the proof permits", "", "", f"{proved['permitted']['first']:.1%} of them"],
+        ["median rank", *(f"{one['median_rank']:g}" for one in ranked)],
+    ]
+    headings = ["", *_RANKED, "PDSGD with a proof"]
+    return _table("The same images, with and without a proof", headings, rows)
+
+
 def _message_table(links: Found) -> Html:
     rows = [
         _cells(_MESSAGES, algorithm=name, it=links[name][at])
@@ -141,12 +164,12 @@ def _attack_table(moments: Found, agents: Found) -> Html:
     return _table("Medians over the agents", _ATTACKS, rows)
 
 
-def _strip(moment: Found, threshold: float) -> Html:
+def _strip(moment: Found) -> Html:
     """Truth, and what was recovered: one line for each agent."""
     columns = [(key, name, column_of(moment.value, key)) for key, name in COLUMNS]
     rows = [
         [f"agent {agent}"]
-        + [_cell(moment, key, name, agent, shown[agent], threshold) for key, name, shown in columns]
+        + [_cell(moment, key, name, agent, shown[agent]) for key, name, shown in columns]
         for agent in range(len(moment.value["truth"]))
     ]
     title = f"Round {moment.value['round']:,}: truth, and what was recovered"
@@ -154,9 +177,7 @@ def _strip(moment: Found, threshold: float) -> Html:
     return html_table(title, headings, rows, [False] * len(headings), "strip story")
 
 
-def _cell(
-    moment: Found, key: str, name: str, agent: int, shown: pictures.Shown, threshold: float
-) -> Html:
+def _cell(moment: Found, key: str, name: str, agent: int, shown: pictures.Shown) -> Html:
     picture, error, label = shown
     if error is None:
         alt = f"The private image of agent {agent}, a {label}"
@@ -168,10 +189,10 @@ def _cell(
         said.append(f"label {found['labels'][agent]}, {right}")
     elif key != "blind":
         said.append("nothing seen: blind guess")
-    recovered = error < threshold
+    recovered = key != "blind" and found.value["found"][agent]
     if recovered:
         said.append("<strong>recovered</strong>")
-    elif key != "blind" and found.value["next_errors"][agent] < threshold:
+    elif key != "blind" and found.value["next_found"][agent]:
         recovered = True
         later = f"error {found['next_errors'][agent]:.3g}, label {moment['next_labels'][agent]}"
         said += ["<strong>recovered: next image</strong>", later]

@@ -1,0 +1,209 @@
+"""One training that a visitor asked for: it runs in a thread, is watched, stopped, listened to."""
+
+import math
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sottovoce.errors import SottovoceError
+from sottovoce.graphs import Graph, parse_graph
+from sottovoce.mechanisms import Mechanism, parse_algorithm
+from sottovoce.privacy.guarantee import ProofSettings
+from sottovoce.privacy.lower_bound import CanarySettings, epsilon_from_below
+from sottovoce.privacy.planning import Target, meet
+from sottovoce.problems import ModuleProblem
+from sottovoce.randomness import private_streams
+from sottovoce.simulation.options import Options
+from sottovoce.simulation.runner import simulate
+from sottovoce.simulation.transcript import Recording
+from sottovoce.studio.listening import Listener, Scene, listen
+from sottovoce.studio.private_data import Material, material
+from sottovoce.studio.wishes import AFTER, BEFORE, MOST_AGENTS, Wish, WishError
+
+_POINTS = 30
+_PAIRS = 400
+DELTA = 1e-5
+
+
+class Stopped(Exception):  # noqa: N818
+    """The visitor pressed stop."""
+
+
+class Lesson:
+    """A training and what became of it; `state` is `training`, `done`, `stopped` or `failed`."""
+
+    def __init__(self, wish: Wish) -> None:
+        self.wish, self.graph = wish, _graph(wish.graph)
+        self.state, self.problem_text = "training", ""
+        self.accuracy: list[tuple[int, list[float]]] = []
+        self.facts: dict[str, Any] = {"epsilon": None, "epsilon_lower": None}
+        self.heard: list[dict[str, Any]] = []
+        self._scene: Scene | None = None
+        self._stop = threading.Event()
+        self._listening = threading.Lock()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> "Lesson":
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Ask the training to end after its present round, and wait for that."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(30)
+
+    def wait(self) -> None:
+        """Return when the training and what follows from it are over."""
+        self._thread.join()
+
+    def listen(self, said: Any) -> dict[str, Any]:
+        """What the listener that a page describes gets; kept for an export."""
+        if self._scene is None:
+            raise WishError("the training has not ended; wait for it, or start one")
+        listener, target = _listener(said, self.graph)
+        with self._listening:
+            found = {**listen(self._scene, listener, target), "asked": said}
+        self.heard = [one for one in self.heard if one["asked"] != said] + [found]
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything that the page shows of it."""
+        return {
+            "wish": self.wish.to_json(),
+            "command": self.wish.command,
+            "links": [list(link) for link in self.graph.links],
+            "agents": self.graph.agents,
+            "attacked": self.wish.attacked,
+            "state": self.state,
+            "problem": self.problem_text,
+            "accuracy": self.accuracy,
+            **self.facts,
+        }
+
+    def _run(self) -> None:
+        try:
+            self._train()
+            self.state = "done"
+            self._bound_below()
+        except Stopped:
+            self.state = "stopped"
+        except (SottovoceError, MemoryError) as error:
+            self.state, self.problem_text = "failed", str(error) or "not enough memory"
+
+    def _train(self) -> None:
+        wish, graph = self.wish, self.graph
+        own = material(wish.data, graph.agents)
+        problem = own.problem(wish.batch, wish.epsilon is not None)
+        mechanism = self._mechanism(problem)
+        heard = range(wish.attacked - BEFORE, wish.attacked + AFTER + 1)
+        every = max(1, wish.rounds // _POINTS)
+        result = simulate(
+            problem,
+            mechanism,
+            graph,
+            steps=wish.rounds,
+            stepsize=wish.stepsize,
+            insecure_seed=wish.seed,
+            options=Options(
+                measure=sorted({*range(0, wish.rounds, every), wish.rounds}),
+                record=Recording(heard, [0]),
+                keep_final=False,
+                watch=self._watch,
+            ),
+        )
+        assert result.transcript is not None
+        streams = private_streams(1, graph.agents, insecure_seed=wish.seed)
+        inputs, labels = problem.samples(streams, wish.attacked)
+        present = problem.sampling.draw(streams, wish.attacked).present
+        self._scene = Scene(
+            own,
+            result.transcript,
+            wish.attacked,
+            inputs[0],
+            labels[0],
+            present[0],
+            _permitted(self.facts["epsilon"], own),
+        )
+
+    def _mechanism(self, problem: ModuleProblem) -> Mechanism:
+        wish = self.wish
+        if wish.epsilon is None:
+            return parse_algorithm(wish.mechanism)
+        training = ProofSettings.of(
+            problem.sampling, wish.rounds, delta=DELTA, stepsize=wish.stepsize
+        )
+        plan = meet(
+            Target(epsilon=wish.epsilon, training=training, graph=self.graph, algorithm="dp-pdsgd")
+        )
+        self.facts |= {"epsilon": plan.epsilon, "delta": DELTA, "algorithm": str(plan.mechanism)}
+        return plan.mechanism
+
+    def _watch(self, round: int, measured: Mapping[str, Tensor]) -> None:
+        self.accuracy.append((round, measured["validation_accuracy"][0].tolist()))
+        if self._stop.is_set():
+            raise Stopped
+
+    def _bound_below(self) -> None:
+        """What canaries refute, after the training: ε from below, with its ceiling."""
+        if self._stop.is_set():
+            return
+        wish = self.wish
+        name = self.facts.get("algorithm") or wish.mechanism
+        rate = 1.0
+        if self._scene is not None and wish.epsilon is not None:
+            rate = wish.batch / min(len(part) for part in self._scene.material.parts)
+        settings = CanarySettings(
+            rounds=wish.rounds,
+            rate=rate,
+            batch=wish.batch,
+            pairs=_PAIRS,
+            stepsize=wish.stepsize,
+            sampled=False,
+            insecure_seed=wish.seed,
+        )
+        found = epsilon_from_below(name, self.graph, settings)
+        ceiling = found.ceiling.gaussian
+        self.facts["epsilon_lower"] = {"epsilon": found.epsilon, "ceiling": ceiling}
+
+
+def _permitted(epsilon: float | None, own: Material) -> float | None:
+    """The most top-1 identification among public records that a proved ε permits."""
+    if epsilon is None:
+        return None
+    return min(1.0, math.exp(epsilon) / len(own.unseen[0]) + DELTA)
+
+
+def _graph(text: str) -> Graph:
+    graph = parse_graph(text)
+    if graph.agents > MOST_AGENTS or graph.agents < 2:
+        raise WishError(
+            f"the graph {text} has {graph.agents} agents; the studio shows 2 to {MOST_AGENTS}"
+        )
+    return graph
+
+
+def _listener(said: Any, graph: Graph) -> tuple[Listener, int]:
+    """Read a listener from what a page sent."""
+    try:
+        agents = [int(one) for one in said["agents"]]
+        heard = [(int(i), int(j)) for i, j in said["links"]]
+        target, protection = int(said["target"]), str(said["protection"])
+    except (TypeError, KeyError, ValueError):
+        raise WishError("the page sent a listener that is not understood; load it again") from None
+    known = {tuple(link) for link in graph.links}
+    if not {tuple(sorted(pair)) for pair in heard} <= known:
+        raise WishError("the listener sits at a link that the graph does not have")
+    if not set(agents) <= set(range(graph.agents)):
+        raise WishError("the listener sits inside an agent that the graph does not have")
+    if protection not in ("plain", "encrypted", "masked"):
+        raise WishError(f"links are {protection[:20]!r}; accepted: plain, encrypted, masked")
+    return Listener(agents, heard, protection), target
+
+
+def torch_threads() -> None:
+    """Leave a core to the page: a training here uses one thread."""
+    torch.set_num_threads(1)
