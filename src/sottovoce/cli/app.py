@@ -15,10 +15,20 @@ COMMANDS = {
     "reproduce": ("reproduce:app", "Repeat the paper's experiments."),
     "check": ("theory:check", "Decide every assumption of the theorems, with its number."),
     "bound": ("theory:bound", "Say how uncertain an observer of the messages remains."),
+    "plan": ("plan:plan", "Find the noise and the setting that keep a target ε."),
+    "ledger": ("plan:show_ledger", "Say what all trainings on a data set cost together."),
     "graph": ("inspect:graph", "Describe a graph and its mixing matrix."),
     "audit": ("audit:audit", "Train, record the messages, attack them, and say what leaked."),
     "report": ("pages:report", "Write one HTML page from saved results."),
     "train": ("agents:train", "Train with one process for each agent on this machine."),
+    "identity": ("federation:identity", "Make this organisation's key and card."),
+    "invite": ("federation:invite", "Prepare an agreement between organisations."),
+    "join": ("federation:join", "Check an agreement between organisations, and sign it."),
+    "studio": ("listening:studio", "Serve a local page on which one trains, listens in, and sees."),
+    "agent": ("federated:agent", "Train with a script as one organisation's agent."),
+    "status": ("federated:status", "Say where this organisation's agent stands."),
+    "leave": ("federated:leave", "Leave a training between organisations."),
+    "drop": ("federated:drop", "Go on without a member that does not come back."),
     "demo": ("pages:demo", "Train, eavesdrop on the messages, and show what they reveal."),
 }
 """Name: its place (`module:name` in sottovoce.cli, a function or a Typer) and its line of help."""
@@ -123,7 +133,8 @@ def _use_idle_cores() -> None:
 def main() -> None:
     """Run the command line.
 
-    Exit code: 0 when all is well, 1 when a check failed, 2 on bad usage, 130 when interrupted.
+    Exit code: 0 when all is well, 1 when a check failed, 2 on bad usage, 3 when an audit's controls
+    failed, 130 when interrupted.
     """
     _use_idle_cores()
     code = 2

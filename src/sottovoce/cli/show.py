@@ -130,14 +130,19 @@ def print_written(paths: Iterable[Path]) -> None:
         say(f"wrote {path}", "dim")
 
 
-def finish(study: "Study", out: Path, as_json: bool, report: bool = False) -> None:
-    """Write an experiment's files and print what it found."""
+def finish(
+    study: "Study", out: Path, as_json: bool, report: bool = False, quiet: bool = False
+) -> None:
+    """Write an experiment's files and print what it found, or with `quiet` the files' names."""
     written = study.write(out)
     if report:
         from sottovoce.report import write_page
 
         written.append(write_page(out / "report.html", [study], title=study.title))
-    print_study(study, as_json, written)
+    if quiet:
+        print_written(written)
+    else:
+        print_study(study, as_json, written)
 
 
 def show_progress() -> bool:

@@ -14,11 +14,16 @@ from sottovoce.graphs import Graph, parse_graph
 from sottovoce.mechanisms import parse_algorithm
 from sottovoce.privacy import entropy
 from sottovoce.privacy.accountant import Account, AccountSettings, account
+from sottovoce.privacy.adversaries import ACCEPTED, LINKS, parse_adversary
 from sottovoce.privacy.advice import recommend
 from sottovoce.privacy.columns import Start
+from sottovoce.privacy.guarantee import Guarantee, ProofSettings, prove
 from sottovoce.stepsizes import LAWS, parse_stepsize
 from sottovoce.stepsizes.conditions import Condition, mixing_conditions, theorem_conditions
 from sottovoce.studies.settings import build, option
+
+_WHOLE = {"redone": 0, "repeated": 0, "publishes": "final"}
+"""A training without restarts, whose models are published in the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,11 +110,16 @@ class _Observed:
     weights: str = option("metropolis", WEIGHTS)
     stepsize: str | None = option(None, "0.1, 1/k, ...; the algorithm's own by default.")
     rounds: int = option(50, "Rounds that the adversary sees.", min=1)
-    adversary: str = option("eavesdropper", "eavesdropper or agents:0,2.")
+    adversary: str = option("eavesdropper", f"{ACCEPTED}.")
+    links: str = option("plain", f"What protects messages on their way: {', '.join(LINKS)}.")
     start: str = option("known", "known, unknown, or the deviation of private starting points.")
     clip: float = option(1.0, "The largest norm of a gradient.")
     delta: float = option(1e-5, "The δ of differential privacy.")
     gradient: float | None = option(None, "Size of a gradient's entries that the adversary knows.")
+    samples: int | None = option(None, "Records of an agent: print what is proved for one.", min=1)
+    batch: int = option(1, "Expected records in a Poisson batch.", option="--batch-size", min=1)
+    poisson: bool = option(True, "Whether batches are Poisson samples.")
+    records: int = option(1, "Records that one person has.", min=1)
     out: Path | None = field(
         default=None, metadata={"help": "Folder for the account's data and chart."}
     )
@@ -120,12 +130,26 @@ def _bound(asked: _Observed) -> None:
     """How uncertain an observer of λg remains about g (the paper's privacy theorem).
 
     With --algorithm: the noise on each agent's steps that remains after the best linear attack, per
-    unit of gradient and as (ε, δ); --law, --kappa, --k and --prior are then ignored.
+    unit of gradient and as (ε, δ); --law, --kappa, --k and --prior are then ignored. With --samples
+    and --batch-size, too: the (ε, δ) that is proved for one record.
     """
+    adversary = parse_adversary(asked.adversary, links=asked.links)
+    if asked.algorithm is not None and asked.samples is not None:
+        repeated = {"repeated": int(adversary.hears_again)}
+        proof = build(ProofSettings, {**vars(asked), **_WHOLE, **repeated})
+        graph = parse_graph(asked.graph, asked.weights)
+        _show_guarantee(prove(asked.algorithm, graph, adversary, proof), asked.as_json)
+        return
+    if asked.algorithm is not None and (adversary.links != "plain" or adversary.hears_again):
+        raise PrivacyError(
+            f"the account is of single messages that are sent once, not of {adversary}; with "
+            "--samples you get what is proved, which holds for weaker views too, and `sottovoce "
+            "audit` attacks them"
+        )
     if asked.algorithm is not None:
         settings = build(AccountSettings, {**vars(asked), "start": _start(asked.start)})
         graph = parse_graph(asked.graph, asked.weights)
-        found = account(asked.algorithm, graph, asked.adversary, settings)
+        found = account(asked.algorithm, graph, adversary, settings)
         _show_account(found, asked.out, asked.as_json)
         return
     law, prior = asked.law, asked.prior
@@ -145,6 +169,20 @@ def _bound(asked: _Observed) -> None:
             f"{least.prior_entropy_nats:.6f} before anything was seen: an observer of λg estimates "
             f"g with an expected squared error of at least {least.mse_lower_bound:.6g}."
         )
+
+
+def _show_guarantee(found: Guarantee, as_json: bool) -> None:
+    if as_json:
+        print_json(found.to_json())
+        return
+
+    rows = [
+        (one.agent, one.standing, _proved(one.epsilon), _proved(one.multiplier))
+        for one in found.agents
+    ]
+    title = f"{found.algorithm} on {found.graph}, {found.rounds} rounds, δ = {found.delta:g}"
+    print_rows(title, ("agent", "standing", "ε", "noise multiplier"), rows)
+    print_list(found.findings())
 
 
 def _start(text: str) -> Start:
@@ -194,6 +232,10 @@ def _show_account(found: Account, out: Path | None, as_json: bool) -> None:
         if any(one.nothing_else.least is not None for one in found.agents):
             written += save_chart(found.chart(), out / "account").values()
         print_written(written)
+
+
+def _proved(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4g}"
 
 
 def _number(value: float | None) -> str:
