@@ -5,37 +5,8 @@ from typing import ClassVar
 
 import torch
 
-from sottovoce import Flow, Mechanism, Part, Place, Scope, Shares
-
-
-@dataclass(frozen=True)
-class EdgeNoise(Part):
-    """Noise that both ends of an edge hold and that cancels between them (DECOR)."""
-
-    place: ClassVar[Place] = "step"
-    linear: ClassVar[bool] = True
-    by_coordinate: ClassVar[bool] = True
-    noise: float = 0.5
-
-    def __call__(self, flow: Flow) -> None:
-        drawn = flow.normal(Scope.EDGE, "edge noise") * flow.routes.sign[:, None]
-        flow.s = flow.s + self.noise * flow.over_routes(drawn)
-
-
-@dataclass(frozen=True)
-class Accelerated(Part):
-    """Gossip with memory (Muffliato): from the second exchange on, x <- (1 + γ) x - γ before."""
-
-    place: ClassVar[Place] = "state"
-    linear: ClassVar[bool] = True
-    by_coordinate: ClassVar[bool] = True
-    gamma: float = 0.3
-
-    def __call__(self, flow: Flow) -> None:
-        if flow.at.inner:
-            flow.x = (1 + self.gamma) * flow.x - self.gamma * flow.memory["before"]
-        # The first exchange spends the step, so that the state before it has another average.
-        flow.memory["before"] = (flow.before if flow.at.inner else flow.x).clone()
+from sottovoce import EdgeNoise, Flow, Mechanism, Part, Place, Shares
+from sottovoce.mechanisms import Acceleration
 
 
 @dataclass(frozen=True)
@@ -52,6 +23,6 @@ class Momentum(Part):
         flow.memory["step"] = flow.s.clone()
 
 
-DECOR = Mechanism("decor", (EdgeNoise(), Shares("weights")))
-GOSSIP = Mechanism("muffliato", (Shares("weights"), Accelerated()), exchanges=3)
+EDGES = Mechanism("edge-noise:0.5+shares:weights", (EdgeNoise(0.5), Shares("weights")))
+GOSSIP = Mechanism("gossip", (Shares("weights"), Acceleration(0.3)), exchanges=3)
 MOMENTUM = Mechanism("momentum", (Momentum(), Shares("uniform")))

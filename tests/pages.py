@@ -1,6 +1,7 @@
 """Read pages as tests need them: tables, numbers with their source, and a browser's view."""
 
 import json
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass, field
@@ -21,7 +22,6 @@ _FLAGS = (
     "--disable-dev-shm-usage",
     "--disable-extensions",
     "--hide-scrollbars",
-    "--virtual-time-budget=9000",
     "--dump-dom",
 )
 
@@ -94,6 +94,11 @@ def browser() -> str | None:
     """A Chromium, if there is one."""
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
     return next((found for name in names if (found := shutil.which(name))), None)
+
+
+def lightness(colour: str) -> float:
+    """0 for black, 1 for white, of a colour as a browser computes it."""
+    return sum(map(int, re.findall(r"\d+", colour)[:3])) / (3 * 255)
 
 
 PROBE = """
@@ -174,23 +179,37 @@ def seen(page: Path, folder: Path, width: int = 1280, dark: bool = False) -> Any
     text = before + REPORT + "</body>" + after
     copy = folder / f"probed-{width}.html"
     copy.write_text(text, encoding="utf-8")
+    return reported([copy.name], folder, width, dark)[0]
+
+
+def reported(addresses: list[str], folder: Path, width: int, dark: bool) -> list[Any]:
+    """What pages in a folder post to the window around them, opened one after the other.
+
+    addresses: relative to the folder. A page whose script does not report makes the whole fail.
+    """
     name = browser()
     assert name is not None
     # A window narrower than a desktop's least width is only had inside a frame.
-    frame = folder / f"frame-{width}.html"
+    frame = folder / f"frame-{width}-{dark}.html"
     frame.write_text(
-        '<!DOCTYPE html><script>addEventListener("message", (event) => {'
-        "document.body.textContent = event.data; });</script>"
-        f'<body><iframe src="{copy.name}" style="width:{width}px;height:900px;border:0"></iframe>',
+        "<!DOCTYPE html><body><script>"
+        f"const addresses = {json.dumps(addresses)}, found = [];"
+        'const view = document.createElement("iframe");'
+        f'view.style = "width:{width}px;height:900px;border:0"; document.body.append(view);'
+        'addEventListener("message", (event) => { found.push(JSON.parse(event.data));'
+        " if (found.length < addresses.length) view.src = addresses[found.length];"
+        " else document.body.textContent = JSON.stringify(found); });"
+        "view.src = addresses[0];</script>",
         encoding="utf-8",
     )
-    profile = folder / f"profile-{width}"
+    profile = folder / f"profile-{width}-{dark}"
     scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
     window = f"--window-size={max(width, 600)},900"
-    command = [name, *_FLAGS, scheme, window, f"--user-data-dir={profile}"]
+    time = f"--virtual-time-budget={9000 * len(addresses)}"
+    command = [name, *_FLAGS, scheme, window, time, f"--user-data-dir={profile}"]
     done = subprocess.run(
         [*command, frame.as_uri()], capture_output=True, text=True, timeout=180, check=True
     )
     said = parsed(done.stdout).all("body")[0].text()
-    assert said.startswith("{"), f"the page did not report: {done.stdout[:500]} {done.stderr}"
-    return json.loads(said)
+    assert said.startswith("["), f"a page did not report: {done.stdout[:500]} {done.stderr}"
+    return list(json.loads(said))

@@ -13,7 +13,6 @@ import torch
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from chains import EdgeNoise
 from sottovoce.cli import app as cli_app
 from sottovoce.errors import AttackError, PrivacyError
 from sottovoce.graphs import Graph, complete, erdos_renyi, grid, path, ring, star
@@ -33,14 +32,10 @@ from sottovoce.mechanisms import (
     parse_algorithm,
 )
 from sottovoce.mechanisms.reference import by_messages, exchange, take_step
-from sottovoce.privacy.accountant import (
-    AccountSettings,
-    account,
-    gaussian_delta,
-    gaussian_epsilon,
-)
+from sottovoce.privacy.accountant import AccountSettings, account
 from sottovoce.privacy.adversaries import Adversary, CuriousAgents, Eavesdropper, parse_adversary
 from sottovoce.privacy.columns import Seen
+from sottovoce.privacy.composition import gaussian_delta, gaussian_epsilon
 from sottovoce.privacy.message_law import MessageLaw, seen_links
 from sottovoce.problems import Quadratic
 from sottovoce.randomness import private_streams
@@ -372,8 +367,7 @@ def test_the_command_line_accounts(
     assert "all else" in run("--gradient", "0.1", "--start", "0.1")
 
 
-DECOR = parse_algorithm("gradient-noise:0.55+shares:weights") + EdgeNoise(0.1)
-"""Edge noise of 1 per unit of gradient: it stands behind the constant stepsize 0.1."""
+DECOR = parse_algorithm("decor:0.55:1.0")
 
 
 def laplacian(weights: np.ndarray) -> np.ndarray:

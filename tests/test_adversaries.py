@@ -141,7 +141,7 @@ def test_adversaries_are_read_from_text(text, name):
 
 @pytest.mark.parametrize("text", ["agents:", "agents:a", "eve", "eavesdropper:1", "agents:-1"])
 def test_unknown_adversaries_are_refused(text):
-    with pytest.raises(AttackError, match="accepted: eavesdropper, agents:1,3"):
+    with pytest.raises(AttackError, match="accepted: eavesdropper, agents:1, agents:1,3"):
         parse_adversary(text)
 
 

@@ -7,56 +7,21 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import typer
 from rich.console import Console
 
+from command_line import CommandLine, Done
 from sottovoce.cli import app as cli_app
 from sottovoce.cli import reproduce, show
 from sottovoce.errors import ResultError
 from sottovoce.storage.store import lock
 from sottovoce.studies import Table
-
-CommandLine = Callable[..., "Done"]
-
-
-class Done(NamedTuple):
-    """What a command left behind."""
-
-    code: int
-    out: str
-    err: str
-
-    def json(self) -> Any:
-        """Everything on stdout, which must be JSON alone."""
-        return json.loads(self.out)
-
-
-@pytest.fixture
-def run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> CommandLine:
-    """Call `sottovoce` with these arguments in an empty folder, as the installed script does."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: object) -> Done:
-        monkeypatch.setattr(sys, "argv", ["sottovoce", *map(str, arguments)])
-        monkeypatch.setattr(show.notes, "quiet", False)
-        capsys.readouterr()
-        try:
-            cli_app.main()
-            code = 0
-        except SystemExit as stopped:
-            code = int(stopped.code or 0)
-        return Done(code, *capsys.readouterr())
-
-    return call
 
 
 def refused(done: Done, *words: str) -> None:
@@ -230,6 +195,10 @@ def test_a_graph_is_drawn_on_request(run: CommandLine, tmp_path: Path) -> None:
         (["bound", "--kappa", "five"], ["Usage: sottovoce bound", "--kappa"]),
         (["check", "--algorithm", "pdsgd:gauss"], ["AlgorithmError", "'gauss'", "coordinate"]),
         (["audit", "--private-start", "-1"], ["private_start is -1.0"]),
+        (
+            ["bound", "--algorithm", "dsgd", "--links", "masked"],
+            ["PrivacyError", "eavesdropper on masked links", "--samples"],
+        ),
         (["audit", "--method", "telepathy"], ["AttackError", "'telepathy'", "smooth-projection"]),
         (["audit", "--weights", "heavy"], ["GraphError", "lazy-metropolis"]),
         (["reproduce", "frontier", "--part", "half"], ["part 'half'", "accepted: 1/1, 2/4"]),

@@ -24,7 +24,9 @@ from sottovoce.report.demo import DemoSettings, demo_study, open_page, write_dem
 from sottovoce.storage.execution import Execution
 from sottovoce.storage.identity import package_version
 
-TINY = DemoSettings(runs=2, block=20, blocks=2, iterations=3, restarts=1, insecure_seed=3)
+TINY = DemoSettings(
+    runs=2, block=20, blocks=2, iterations=3, restarts=1, proved_rounds=3, insecure_seed=3
+)
 CLI = [sys.executable, "-c", "from sottovoce.cli import main; main()"]
 
 
@@ -32,7 +34,7 @@ CLI = [sys.executable, "-c", "from sottovoce.cli import main; main()"]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     said: list[str] = []
     study = demo_study(TINY, Execution(say=said.append))
-    assert len(said) == 4
+    assert len(said) == 6
     place = tmp_path_factory.mktemp("Grüße von der demo")
     write_demo(study, place)
     return place
@@ -75,6 +77,22 @@ def test_no_number_stands_on_the_page_without_its_source(page: Element, data: An
     assert not stray
 
 
+def test_the_training_with_a_proof_says_its_epsilon_and_what_it_permits(data: Any) -> None:
+    proved = data["guaranteed"]
+    assert proved["epsilon"] == pytest.approx(8.0, rel=1e-2)
+    assert proved["epsilon"] <= 8
+    assert proved["against"]["eavesdropper"] == proved["epsilon"] < proved["against"]["any_1"]
+    plain, ranked = (proved["identified"][name] for name in ("DSGD", "dp-pdsgd"))
+    assert plain["records"] == plain["first"] == 5, "without noise every image is found"
+    assert ranked["records"] > 400
+    assert ranked["first"] <= 0.1 * ranked["records"]
+    control = proved["identified"]["dp-pdsgd without its noise"]
+    assert control["median_rank"] < ranked["median_rank"], "without noise batches give more away"
+    permitted = proved["permitted"]
+    assert permitted["chance"] < permitted["first"] < 1
+    assert permitted["median_rank"] < ranked["others"] / 2
+
+
 def test_charts_show_the_curves_of_the_data(page: Element, data: Any) -> None:
     specs = [json.loads(script.text()) for script in page.all("script") if script.attributes]
     rows = [row for rows in specs[0]["datasets"].values() for row in rows]
@@ -98,7 +116,8 @@ def test_every_agent_is_shown_in_both_rounds_with_every_image_described(
 
 def test_the_sections_come_in_the_order_of_the_story(page: Element) -> None:
     names = [section.attributes["id"] for section in page.all("section")]
-    assert names == ["learning", "links", "recovered", "bound", "numbers", "limits", "own"]
+    story = ["learning", "links", "recovered", "proof", "bound", "numbers", "limits", "own"]
+    assert names == story
 
 
 def test_links_carry_what_the_algorithms_say(data: Any) -> None:

@@ -27,6 +27,10 @@ STACKS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
         ),
         (6,),
     ),
+    "one module twice": (
+        nn.Sequential(nn.Linear(6, 5), _TANH := nn.Tanh(), nn.Linear(5, CLASSES), _TANH),
+        (6,),
+    ),
 }
 
 

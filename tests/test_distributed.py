@@ -126,6 +126,8 @@ def test_segments_that_are_missing_swapped_or_too_long_are_refused() -> None:
         (24, b"\x02", "sender is 2 instead of 0"),
         (28, b"\x02", "receiver is 2"),
         (32, b"\x08", "dimension is 8"),
+        (40, b"\x07", "training is 7 instead of 0"),
+        (48, b"\x02", "epoch is 2 instead of 0"),
         (64, struct.pack("<d", float("nan")), "NaN or infinite"),
         (64 + 8 * 6, struct.pack("<d", float("-inf")), "NaN or infinite"),
         (64 + 8 * 7, b"\0", "its end is missing"),
@@ -275,11 +277,10 @@ def test_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
         own = {"state": torch.full((D,), float(round))}
         store.save(round, own, {"seen": torch.ones(2)}, {"epoch": round})
     assert store.rounds() == [40, 50]
-    own, found = store.load(50)
-    state = own["state"]
-    assert state.tolist() == [50.0] * D
-    assert found.facts == {"epoch": 50}
-    assert found.tensors["seen"].tolist() == [1, 1]
+    found = store.load(50)
+    assert found.own["state"].tolist() == [50.0] * D
+    assert found.beside.facts == {"epoch": 50}
+    assert found.beside.tensors["seen"].tolist() == [1, 1]
 
 
 def test_more_are_kept_while_a_slow_agent_may_lack_the_newest(tmp_path: Path) -> None:
@@ -312,7 +313,8 @@ def test_a_checkpoint_holds_the_state_alone(alone: object, tmp_path: Path) -> No
     header = json.loads(path.read_bytes()[8 : 8 + size])
     assert sorted(header) == ["__metadata__", "sottovoce.state"]
     facts = json.loads(header["__metadata__"]["facts"])
-    assert sorted(facts) == ["agent", "facts", "round", "shared"]
+    public = ["agent", "digest", "epoch", "executions", "facts", "round", "shared", "training"]
+    assert sorted(facts) == public
 
 
 def test_one_agent_alone_descends(alone: object, tmp_path: Path) -> None:
@@ -364,7 +366,7 @@ def test_a_failed_round_ends_the_training(alone: object, monkeypatch: pytest.Mon
     def fail(round: int, gradients: object) -> None:
         raise MessageError("no")
 
-    monkeypatch.setattr(optimizer, "_do_round", fail)
+    monkeypatch.setattr(optimizer._rounds, "play", fail)
     with pytest.raises(MessageError):
         optimizer.step()
     monkeypatch.undo()

@@ -1,16 +1,19 @@
 """What the documents print as runnable does run, as printed.
 
-A code block counts as runnable when the line before it is `<!-- run -->`.
+A code block counts as runnable when the line before it is `<!-- run -->`. Those of a tutorial go on
+from one another: they run as its notebook (tests/test_notebooks.py).
 """
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from make_notebooks import TUTORIALS
+from programs import programs
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -21,7 +24,7 @@ FIGURE = re.compile(r"!\[([^\]]*)\]\(([^)\s]+)\)")
 def blocks() -> list[object]:
     found = []
     for path in DOCUMENTS:
-        if path.exists():
+        if path.exists() and path.parent != TUTORIALS:
             for number, (language, text) in enumerate(BLOCK.findall(path.read_text("utf-8")), 1):
                 found.append(pytest.param(language, text, id=f"{path.name}-{number}"))
     return found
@@ -35,34 +38,13 @@ def test_runnable_block_runs(language: str, text: str, tmp_path: Path) -> None:
         command = [language if language != "console" else "sh", "-eu", "-c", text]
     else:
         pytest.fail(f"a block of {language} cannot be run; accepted: python, sh, bash")
-    scripts = tmp_path / "bin"
-    scripts.mkdir()
-    for name, program in (
-        ("sottovoce", "from sottovoce.cli import main; main()"),
-        ("torchrun", "from torch.distributed.run import main; main()"),
-    ):
-        # The first line of a script cannot name an interpreter whose path has a space.
-        command_line = [
-            sys.executable,
-            "-P",
-            "-c",
-            f"import sys; sys.argv[0] = {name!r}; {program}",
-        ]
-        shim = scripts / name
-        shim.write_text(f'#!/bin/sh\nexec {shlex.join(command_line)} "$@"\n')
-        shim.chmod(0o755)
-    (scripts / "python").symlink_to(sys.executable)
     work = tmp_path / "work"
     work.mkdir()
     if (ROOT / "examples").exists():
         (work / "examples").symlink_to(ROOT / "examples")
-    environment = os.environ | {
-        "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT / "src"),
-        "OMP_NUM_THREADS": "1",
-    }
+    environment = programs(tmp_path / "bin")
     done = subprocess.run(
-        command, cwd=work, env=environment, capture_output=True, text=True, timeout=300
+        command, cwd=work, env=os.environ | environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -73,6 +55,14 @@ def test_every_figure_shown_is_there_with_an_alternative_text() -> None:
             assert alt, f"{path.name}: {target} has no alternative text"
             if not target.startswith("http"):
                 assert (path.parent / target).is_file(), f"{path.name} shows {target}"
+
+
+def test_every_page_is_in_the_list_of_its_folder() -> None:
+    for index in (ROOT / "docs").rglob("index.md"):
+        listed = index.read_text("utf-8")
+        pages = {page.name for page in index.parent.glob("*.md")} - {"index.md"}
+        absent = sorted(page for page in pages if f"]({page}" not in listed)
+        assert not absent, f"{index.relative_to(ROOT)} does not list {', '.join(absent)}"
 
 
 def test_the_marker_finds_blocks_and_nothing_else() -> None:

@@ -25,10 +25,10 @@ from sottovoce import (
 )
 from sottovoce.errors import AttackError
 from sottovoce.graphs import Graph
-from sottovoce.mechanisms import DSGD, Clock, Flow, Mechanism
+from sottovoce.mechanisms import DECOR, DSGD, Clock, Flow, Mechanism
 from sottovoce.mechanisms.reference import by_messages, exchange
 from sottovoce.privacy.adversaries import CuriousAgents, Eavesdropper
-from sottovoce.privacy.advice import HIDING_NOISE, protection, recommend
+from sottovoce.privacy.advice import protection, recommend
 from sottovoce.privacy.attacks import (
     Averaging,
     Chain,
@@ -191,12 +191,16 @@ def test_advice_names_the_leak_and_the_cure() -> None:
     for algorithm, leak in exposed.items():
         said = recommend(algorithm, graph)
         assert leak in said[0]
-        size = HIDING_NOISE / protection(ZeroSumDSGD(1.0), ring(5, "lazy-metropolis")).left
-        assert f"zero-sum:σ with --weights lazy-metropolis, σ = {size:.2g} times" in said[1]
+        assert "sottovoce plan --graph ring:5" in said[1]
+        assert "dp-pdsgd, the paper's algorithm with a clip" in said[2]
     noisy = recommend(ZeroSumDSGD(0.1), graph)
     assert "noise of 0.173 on every coordinate" in noisy[0]
-    assert "--weights lazy-metropolis" in noisy[-1]
-    assert len(recommend(ZeroSumDSGD(0.1), ring(5, "lazy-metropolis"))) == 2, "it is lazy already"
+    assert "hides a coordinate and no record" in noisy[0]
+    assert "sottovoce plan" in noisy[-2]
+    (proved,) = recommend(DECOR(0.005, 0.01), graph)
+    assert "one record is hidden by noise of 0.00933" in proved
+    unclipped = recommend(NoisyDSGD(0.1), graph)
+    assert any("sottovoce plan" in line for line in unclipped)
     assert recommend("pdsgd", "ring:1") == ["One agent alone sends nothing."]
 
 

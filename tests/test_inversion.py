@@ -6,6 +6,8 @@ from torch import Tensor, nn
 
 from sottovoce.errors import AttackError
 from sottovoce.privacy.attacks import Estimate
+from sottovoce.privacy.knowledge import Inputs
+from sottovoce.privacy.matched_filter import compress
 from sottovoce.privacy.readers import (
     Dlg,
     Inversion,
@@ -18,8 +20,6 @@ from sottovoce.privacy.readers import (
 from sottovoce.privacy.readers.layers import infer_label, linear_layer
 from sottovoce.privacy.readers.matching import (
     BatchedGradient,
-    Inputs,
-    compress,
     jumps,
     misalignment,
     sign_free_likelihood,

@@ -16,10 +16,11 @@ from sottovoce.errors import ProblemError
 from sottovoce.kernels import convolution, philox, usable
 from sottovoce.kernels.convolution import After
 from sottovoce.kernels.mixing import Factors, mix_
-from sottovoce.mechanisms import Clock, Flow, Mechanism, NoisyDSGD
+from sottovoce.mechanisms import Clip, Clock, Flow, Mechanism, NoisyDSGD
 from sottovoce.problems import Compute
 from sottovoce.problems.data.models import paper_cnn
 from sottovoce.problems.gradients.convolution import FusedStack
+from sottovoce.problems.gradients.layerwise import LayerwiseStack
 from sottovoce.problems.gradients.layout import ParameterLayout
 from sottovoce.randomness import DeviceStreams
 from sottovoce.simulation.options import Options
@@ -344,10 +345,52 @@ def test_fused_gradients_on_a_gpu_are_near_float64(make, shape, classes, dtype, 
 
 
 @on_gpu
+@pytest.mark.parametrize("most", [65_535, 10])
+@pytest.mark.parametrize(("dtype", "near"), [(None, 5e-3), (torch.bfloat16, 6e-2)])
+@pytest.mark.parametrize(
+    ("make", "shape", "classes"), [(stack, (2, 8, 12), 5), (paper_cnn, (1, 28, 28), 10)]
+)
+def test_clipped_sums_on_a_gpu_are_near_float64(
+    make, shape, classes, dtype, near, most, monkeypatch
+):
+    monkeypatch.setattr("sottovoce.problems.gradients.sinks._MOST_BLOCKS", most)
+    model = make()
+    vectors, inputs, targets = drawn(model, shape, classes, 9, torch.float32)
+    present = torch.rand(3, 9, generator=torch.Generator().manual_seed(1)) < 0.8
+    fused = FusedStack.of(model, cross_entropy, shape, dtype)
+    exact = LayerwiseStack.of(model, cross_entropy)
+    assert fused is not None
+    assert exact is not None
+    for bound in (Clip(1.0), None):
+        expected = torch.empty_like(vectors, dtype=torch.float64)
+        exact.sums(vectors.double(), inputs.double(), targets, present, bound, expected)
+        found = torch.full_like(vectors, torch.nan, device="cuda")
+        given = (one.cuda() for one in (vectors, inputs, targets, present))
+        fused.sums(*given, bound, found)
+        assert relative(found.cpu(), expected) < near
+
+
+@on_gpu
+def test_layerwise_sums_on_a_gpu_are_those_of_a_cpu():
+    model = stack()
+    vectors, inputs, targets = drawn(model, (2, 8, 12), 5, 9, torch.float64)
+    layers = LayerwiseStack.of(model, cross_entropy)
+    assert layers is not None
+    given = (vectors, inputs, targets, torch.ones(3, 9, dtype=torch.bool))
+    for bound in (Clip(1.0), None):
+        expected = torch.empty_like(vectors)
+        layers.sums(*given, bound, expected)
+        found = torch.full_like(vectors, torch.nan, device="cuda")
+        layers.sums(*(one.cuda() for one in given), bound, found)
+        assert relative(found.cpu(), expected) < 1e-12
+
+
+@on_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("agents", [range(1, 4), (7, 2, 40)], ids=str)
 @pytest.mark.parametrize("count", [1, 7, 64, 5001])
-def test_the_kernel_draws_the_generators_bits(dtype, count):
-    key, runs, agents = 0x0123456789ABCDEF, range(3, 6), range(1, 4)
+def test_the_kernel_draws_the_generators_bits(dtype, count, agents):
+    key, runs = 0x0123456789ABCDEF, range(3, 6)
     plain = philox.uniform(runs, agents, count, dtype, key, 9, CPU)
     assert torch.equal(philox.uniform(runs, agents, count, dtype, key, 9, CUDA).cpu(), plain)
 
@@ -390,7 +433,7 @@ def test_a_simulation_on_a_gpu_is_that_of_its_messages(algorithm):
         for _ in range(5)
     ]
     torch.manual_seed(0)
-    problem = ModuleProblem(stack(), cross_entropy, data, data, batch=4, device="cuda")
+    problem = ModuleProblem(stack().cuda(), cross_entropy, data, data, batch=4)
     assert problem.describe()["gradients"] == "fused"
     results = [
         simulate(
@@ -406,7 +449,7 @@ def test_a_simulation_on_a_gpu_is_that_of_its_messages(algorithm):
     ]
     torch.testing.assert_close(results[0].final, results[1].final, rtol=1e-4, atol=1e-4)
     plain = ModuleProblem(
-        stack(), cross_entropy, data, data, batch=4, device="cuda", compute=Compute("loop")
+        stack().cuda(), cross_entropy, data, data, batch=4, compute=Compute("loop")
     )
     state = results[0].final.cuda()
     for name, values in plain.measure(state).items():

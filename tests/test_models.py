@@ -13,11 +13,12 @@ from sottovoce.problems.data.models import (
     initialise,
     paper_cnn,
     small_cnn,
+    tanh_cnn,
 )
 from sottovoce.problems.data.sets import load
 
 Builder = Callable[..., nn.Sequential]
-BUILDERS = pytest.mark.parametrize("build", [paper_cnn, small_cnn])
+BUILDERS = pytest.mark.parametrize("build", [paper_cnn, small_cnn, tanh_cnn])
 
 
 def weighted(model: nn.Module) -> list[nn.Module]:
@@ -33,6 +34,10 @@ def test_the_papers_cnn_has_exactly_its_parameters() -> None:
     assert vector(model).numel() == 1_676_266
     sizes = [sum(p.numel() for p in layer.parameters()) for layer in weighted(model)]
     assert sizes == [320, 9_248, 18_496, 36_928, 1_606_144, 5_130]
+
+
+def test_the_tanh_cnn_has_26_010_parameters() -> None:
+    assert vector(tanh_cnn()).numel() == 26_010
 
 
 def test_the_small_cnn_has_about_20_000_parameters() -> None:

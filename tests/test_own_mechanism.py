@@ -141,13 +141,13 @@ def test_the_command_line_takes_it(monkeypatch, capsys, tmp_path: Path) -> None:
     assert json.loads(out)["algorithm"] == named(0.2)
     code, out, _ = run(monkeypatch, capsys, "bound", "--algorithm", named(0.2), "--rounds", "3")
     assert code == 0
-    options = ["--targets", "1", "--rounds", "3", "--iterations", "3", "--restarts", "1", "--json"]
+    options = ["--targets", "1", "--rounds", "3", "--model", "softmax", "--method", "linear-layer"]
+    quick = ["--attack", "least-squares", "--candidates", "50", "--epsilon-pairs", "0", "--json"]
     where = ["--out", str(tmp_path), "--insecure-seed", "1"]
-    code, out, _ = run(monkeypatch, capsys, "audit", "--algorithm", named(0.2), *options, *where)
+    asked = ["--algorithm", named(0.2), *options, *quick, *where]
+    code, out, _ = run(monkeypatch, capsys, "audit", *asked)
     assert code == 0
-    study = json.loads(out)
-    assert {row["algorithm"] for row in study["data"]["rows"]} == {named(0.2)}
-    assert named(0.2) in study["command"]
+    assert {one["algorithm"] for one in json.loads(out)["findings"]} == {named(0.2)}
 
 
 WRONG = """
@@ -184,7 +184,7 @@ def test_a_wrong_one_is_refused_by_name(monkeypatch, capsys, tmp_path: Path) -> 
     assert fault in err
     for text, message in (
         (f"{file}:something", "something in .*wrong.py is int; accepted: a Mechanism"),
-        (f"{file}:missing", "missing in .*wrong.py is NoneType"),
+        (f"{file}:missing", "wrong.py has no 'missing'; it has .*something"),
         (f"{file}:doubled:1", "has 1 options; accepted are at most 0"),
         (f"{tmp_path}/absent.py:rule", "cannot be read"),
     ):

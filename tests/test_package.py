@@ -50,11 +50,14 @@ def test_changelog_has_the_version() -> None:
 
 
 def test_shipped_data_carry_their_licence() -> None:
-    assert PROJECT["license"] == "MIT AND CC-BY-SA-3.0"
+    assert PROJECT["license"] == "MIT AND CC-BY-SA-3.0 AND CC-BY-4.0"
     texts = [(ROOT / name).read_text("utf-8") for name in PROJECT["license-files"]]
     assert [text.partition("\n")[0] for text in texts] == [
         "MIT License",
         "Creative Commons Legal Code",
+        'The records in this folder are a sample of the dataset "Adult":',
+        "The speeches in this folder are by William Shakespeare (1564 to 1616) and are in the "
+        "public domain.",
     ]
     assert "Attribution-ShareAlike 3.0 Unported" in texts[1]
     folder = Path(sottovoce.__file__).parent / "problems" / "data" / "files"

@@ -1,12 +1,11 @@
 """Pages in a real browser: drawn, quiet, and no wider than a phone."""
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pages import browser, seen
+from pages import browser, lightness, seen
 
 pytest.importorskip("altair")
 pytest.importorskip("vl_convert")
@@ -70,9 +69,6 @@ def test_legends_are_whole(view: Any) -> None:
 
 
 def test_charts_are_as_dark_as_the_page(view: Any) -> None:
-    def lightness(colour: str) -> float:
-        return sum(map(int, re.findall(r"\d+", colour)[:3])) / (3 * 255)
-
     ink, paper = (max(map(lightness, view["inks"])), lightness(view["paper"]))
     assert (ink - paper > 0.6) if view["dark"] else (paper - ink > 0.6)
 

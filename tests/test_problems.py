@@ -15,6 +15,7 @@ from sottovoce.randomness import Streams, private_streams
 MAKERS: dict[str, Callable[[], ConvexProblem]] = {
     "estimation": lambda: Estimation.random(4, n=(7, 3, 12, 5), batch=2),
     "quadratic": lambda: Quadratic.random(4, 3, indefiniteness=4.0, noise=0.5),
+    "one curvature": lambda: Quadratic(torch.eye(3) + 0.2, torch.arange(12.0).view(4, 3), 0.5),
     "logistic": lambda: Logistic.random(4, 3, n=9, batch=2),
 }
 
@@ -185,6 +186,21 @@ def test_indefinite_quadratics_share_a_convex_aggregate(seed: int) -> None:
     assert torch.allclose(wild.optimum, plain.optimum, atol=1e-12)
 
 
+def test_one_curvature_is_the_same_for_all_agents() -> None:
+    curvature, target = torch.eye(3).double() + 0.2, torch.randn(4, 3).double()
+    single = Quadratic(curvature, target, 0.0)
+    each = Quadratic(curvature.expand(4, 3, 3), target, 0.0)
+    half = Quadratic(curvature, target, 0.0, dtype=torch.float32)
+    assert torch.equal(single.optimum, each.optimum)
+    state, streams = torch.randn(2, 4, 3).double(), private_streams(2, 4, insecure_seed=1)
+    found = [p.gradient(state, streams, 1, torch.empty_like(state)) for p in (single, each)]
+    assert torch.allclose(*found, rtol=1e-14)
+    narrow = state.float()
+    found.append(half.gradient(narrow, streams, 1, torch.empty_like(narrow)).double())
+    assert torch.allclose(found[0], found[2], atol=1e-5)
+    assert half.start(range(2), streams).dtype == torch.float32
+
+
 def test_float32_features_make_a_float32_problem() -> None:
     problem = Logistic.random(3, 4, dtype=torch.float32)
     state = problem.start(range(2), private_streams(2, 3))
@@ -233,6 +249,8 @@ def _matrix(*shape: int) -> Tensor:
         (lambda: Quadratic.random(0), "agents is 0"),
         (lambda: Quadratic.random(2, 0), "d is 0"),
         (lambda: Quadratic(_matrix(2, 3, 3), _matrix(2, 2)), "do not fit"),
+        (lambda: Quadratic(_matrix(2, 2), _matrix(2)), "do not fit"),
+        (lambda: Quadratic(torch.eye(2), _matrix(3, 2), dtype=torch.float16), "torch.float16"),
         (lambda: Quadratic(-torch.eye(2)[None], _matrix(1, 2)), "eigenvalue -1"),
         (
             lambda: Quadratic(torch.eye(2)[None] * math.nan, _matrix(1, 2)),

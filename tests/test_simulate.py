@@ -24,6 +24,11 @@ from sottovoce.stepsizes import Deterministic, Power, PrivateDeviation, Stepsize
 from sottovoce.storage.store import Store
 
 EVERY = [*(make() for make in ALGORITHMS.values()), PDSGD("coordinate")]
+# Noise that does not shrink with the stepsizes stays on the models, and one chain is made for 100
+# rounds.
+CONVERGING = [one for one in EVERY if not str(one).startswith(("zip-dl", "wang-nedic", "mafalda"))]
+# Parts on messages are played message by message, and gossip with memory holds a state more.
+IN_PLACE = [one for one in EVERY if not one.at("messages") and one.exchanges == 1]
 
 
 def same(one: Result, other: Result) -> bool:
@@ -44,7 +49,7 @@ def short(algorithm: Mechanism | None = None, **options: Any) -> Result:
     return simulate(problem, algorithm or PDSGD(), settings.pop("graph", ring(5)), **settings)
 
 
-@pytest.mark.parametrize("algorithm", EVERY, ids=str)
+@pytest.mark.parametrize("algorithm", CONVERGING, ids=str)
 def test_agents_reach_the_closed_form_optimum(algorithm: Mechanism) -> None:
     problem = Estimation.random(noise=0.1, regularisation=0.5)
     start = float(problem.optimum.norm())
@@ -62,7 +67,9 @@ def test_indefinite_objectives_of_single_agents_do_no_harm() -> None:
 
 
 @pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("algorithm", EVERY, ids=str)
+@pytest.mark.parametrize(
+    "algorithm", [one for one in EVERY if not str(one).startswith("mafalda")], ids=str
+)
 def test_one_agent_is_centralised_sgd(algorithm: Mechanism, exact: bool) -> None:
     """x <- x - λ g(x), written out by hand with the same private numbers."""
     problem = Estimation.random(1, n=20)
@@ -79,10 +86,16 @@ def test_one_agent_is_centralised_sgd(algorithm: Mechanism, exact: bool) -> None
     streams = private_streams(1, 1, insecure_seed=6)
     x = torch.zeros(1, 1, 2, dtype=torch.float64)
     for k in range(1, 51):
-        gradient = problem.gradient(x, streams, k, torch.empty_like(x))
+        given = x, streams, k, torch.empty_like(x)
+        if bound := algorithm.bound:
+            gradient = problem.clipped_gradient(*given, bound)
+        else:
+            gradient = problem.gradient(*given)
         if algorithm == NoisyDSGD():
             gradient = gradient + 1e-2 * streams.normal("noise", k, 2)
         x = x - (1.0 / k) * streams.uniform("stepsize", k, 2) * gradient
+        for noise in (one.options["noise"] for one in algorithm.at("step")[:1]):
+            x = x - noise * (0.5 / k) * streams.exact_normal("step noise", k, 2)
     assert torch.allclose(result.final, x, rtol=0, atol=1e-12)
 
 
@@ -131,7 +144,7 @@ def test_runs_in_pieces_give_the_numbers_of_all_at_once() -> None:
 @pytest.mark.parametrize("algorithm", EVERY, ids=str)
 def test_message_by_message_equals_the_fused_update(algorithm: Mechanism) -> None:
     fused, exact = (
-        short(algorithm, exact=exact, graph=grid(2, 3), problem=Quadratic.random(6, 4), steps=60)
+        short(algorithm, exact=exact, graph=grid(2, 3), problem=Logistic.random(6, 4), steps=60)
         for exact in (False, True)
     )
     assert torch.allclose(fused.final, exact.final, rtol=0, atol=1e-12)
@@ -362,7 +375,7 @@ def peak_bytes(work: Any) -> int:
     return peak
 
 
-@pytest.mark.parametrize("algorithm", EVERY, ids=str)
+@pytest.mark.parametrize("algorithm", IN_PLACE, ids=str)
 def test_memory_stays_under_four_tensors(algorithm: Mechanism) -> None:
     problem = Logistic.random(16, 8000, n=3, batch=4)
     tensor = 2 * 16 * 8000 * 8
@@ -381,7 +394,7 @@ def test_a_thousand_agents_fit_into_four_tensors() -> None:
 
 @pytest.mark.parametrize("algorithm", EVERY, ids=str)
 def test_private_starting_points_are_private_and_centred(algorithm: Mechanism) -> None:
-    problem = Quadratic.random(6, 50)
+    problem = Logistic.random(6, 50)
     result = short(
         algorithm,
         problem=problem,

@@ -16,6 +16,7 @@ from sottovoce.stepsizes import (
     Custom,
     Deterministic,
     Experiment,
+    Falling,
     Power,
     PrivateDeviation,
     Stepsize,
@@ -186,6 +187,7 @@ def test_text_reads_back_as_the_same_stepsize(
         ("uniform:1/k^0.75", Stepsize(Power(1.0, 0.75), Uniform())),
         ("0.3/(k+5)^0.75", Stepsize(Power(0.3, 0.75, 5.0), Deterministic())),
         ("0.1", Stepsize(Power(0.1, 0.0), Deterministic())),
+        ("2:falling=940", Stepsize(Falling(2.0, 940), Deterministic())),
         ("agent:uniform", Stepsize(Power(), Uniform(), "agent")),
         ("experiment : 2 / k : block=187", Stepsize(Power(2.0, block=187), Experiment())),
     ],
@@ -194,7 +196,34 @@ def test_text_means_what_it_says(text: str, expected: Stepsize) -> None:
     assert parse_stepsize(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "1/n", "gauss", "1/k^", "-1/k", "1/k^-1", "block=x", "1/(k)"])
+@pytest.mark.parametrize(
+    "text", ["falling=9", "1/k:falling=9", "0:falling=9", "1:falling=9:block=2"]
+)
+def test_a_falling_schedule_starts_at_a_positive_constant(text: str) -> None:
+    with pytest.raises(StepsizeError, match="as in 2:falling=940"):
+        parse_stepsize(text)
+
+
+def test_a_falling_schedule_is_constant_for_half_its_rounds_and_ends_at_a_tenth() -> None:
+    stepsize = Stepsize(Falling(2.0, 100), Deterministic())
+    assert [stepsize.mean(k) for k in (1, 50, 75, 100, 200)] == pytest.approx([2, 2, 1.1, 0.2, 0.2])
+    assert Stepsize.from_spec(stepsize.spec) == stepsize
+    assert parse_stepsize(str(stepsize)) == stepsize
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "1/n",
+        "gauss",
+        "1/k^",
+        "-1/k",
+        "1/k^-1",
+        "block=x",
+        "1/(k)",
+    ],
+)
 def test_text_that_means_nothing_is_refused(text: str) -> None:
     with pytest.raises(StepsizeError, match=r"is not understood; accepted, joined by ':'"):
         parse_stepsize(text)

@@ -235,7 +235,7 @@ PROBLEM: dict[str, Any] = {
     "initialise": lambda: None,
     "compute": lambda: Compute(),
     "class": lambda: problem_class(1),
-    "device": lambda: "cpu",
+    "poisson": lambda: False,
 }
 REST: dict[str, Any] = {
     "graph": lambda: ring(3),
@@ -267,7 +267,7 @@ CHANGES: list[tuple[str, Any]] = [
     ("compute", lambda: Compute("loop")),
     ("class", lambda: problem_class(2)),
     ("class", lambda: ModuleProblem),
-    ("device", lambda: "cpu:0"),
+    ("poisson", lambda: True),
     ("graph", lambda: complete(3, "lazy-metropolis")),
     ("algorithm", lambda: PDSGD("equal")),
     ("stepsize", lambda: schedule(2)),
@@ -297,7 +297,7 @@ def run(store: Store, *changes: tuple[str, Any]) -> Result:
             patch.setattr(sottovoce.storage.store, "package_version", lambda: version)
         problem = chosen.pop("class")(
             *(chosen.pop(name) for name in ("model", "loss", "data", "validation")),
-            **{name: chosen.pop(name) for name in ("batch", "initialise", "compute", "device")},
+            **{name: chosen.pop(name) for name in ("batch", "poisson", "initialise", "compute")},
         )
         options = {name: chosen.pop(name) for name in ("private_start", "exact", "measure")}
         graph, algorithm = chosen.pop("graph"), chosen.pop("algorithm")

@@ -15,11 +15,13 @@ import launching
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 import sottovoce.distributed as sd
 from sottovoce import PDSGD, Stepsize, Uniform, ring
 from sottovoce.distributed import arithmetic, frames
 from sottovoce.distributed.exchange import Exchange
+from sottovoce.distributed.gloo import GlooTransport
 from sottovoce.errors import DistributedError, SottovoceError
 from sottovoce.randomness import InsecureSeedWarning, private_streams
 from sottovoce.storage.tensors import write_tensors
@@ -75,6 +77,30 @@ def equality(folder: Path) -> None:
     frames.SEGMENT_BYTES, arithmetic.BLOCK = plain
 
 
+def clipped(folder: Path) -> None:
+    """Clipped gradients of Poisson batches, recorded; the test compares with the simulator."""
+    agent = dist.get_rank()
+    for name, case in cases.clipped_cases().items():
+        model, (inputs, targets) = cases.convolution(), cases.images()[agent]
+        optimizer = insecure_optimizer(
+            list(model.parameters()),
+            case.algorithm,
+            case.graph,
+            case.stepsize,
+            record=True,
+            timeout=60,
+            batch=case.problem.batch,
+            poisson=True,
+        )
+        for _ in range(cases.ROUNDS):
+            drawn = optimizer.poisson_sample(len(inputs))
+            optimizer.zero_grad()
+            optimizer.backward(model, cross_entropy, inputs[drawn], targets[drawn])
+            optimizer.step()
+        optimizer.save_recording(folder / f"{name}-{agent}")
+        write_tensors(folder / f"{name}-{agent}-final.safetensors", {"x": optimizer.state_vector})
+
+
 def wire(folder: Path) -> None:
     """Keep the raw bytes of every posted message, as handed to torch.distributed."""
     agent = dist.get_rank()
@@ -122,7 +148,7 @@ def behaviour(folder: Path) -> None:
     ) -> list[float]:
         model = build()
         optimizer = insecure_optimizer(list(model.parameters()), PDSGD(), graph, stepsize)
-        optimizer._exchange._one_batch = one_batch
+        optimizer.transport.in_one_piece = one_batch
         for _ in range(3):
             step(model, optimizer)
         return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist()
@@ -235,7 +261,9 @@ def training(folder: Path, rounds: int, every: int, doomed: int, kills: str) -> 
         Stepsize(cases.HALF, Uniform()),
         timeout=timeout,
     )
-    resumed = optimizer.resume(folder)
+    resumed = optimizer.resume(folder, journal="TEST_JOURNAL" in os.environ)
+    with (folder / f"starts-{agent}").open("a") as starts:
+        starts.write(f"{optimizer.round}\n")
     print(f"agent {agent} starts after round {resumed.round if resumed else 0}", flush=True)
     data = torch.Generator().manual_seed(agent)
     target = torch.randn(cases.TRAINING_DIMENSION, generator=data, dtype=torch.float64)
@@ -283,6 +311,45 @@ def training(folder: Path, rounds: int, every: int, doomed: int, kills: str) -> 
     write_tensors(folder / f"final-{agent}.safetensors", {"x": point.detach()})
 
 
+def forked(
+    folder: Path, agents: int, doomed: int, rounds: int, every: int, kills: str
+) -> list[int]:
+    """Processes of agents that do `training` in a group of their own."""
+    port = launching.free_port()
+    children = []
+    for agent in range(agents):
+        if child := os.fork():
+            children.append(child)
+            continue
+        settings = {"RANK": agent, "WORLD_SIZE": agents, "MASTER_PORT": port}
+        os.environ.update({name: str(value) for name, value in settings.items()})
+        os.environ["MASTER_ADDR"] = "127.0.0.1"
+        code = 1
+        try:
+            sd.connect(timeout=60)
+            training(folder, rounds, every, doomed, kills)
+            code = 0
+        finally:
+            os._exit(code)
+    return children
+
+
+def again(folder: Path, agents: int, rounds: int, kills: list[str]) -> None:
+    """Start all agents once for each of `kills`, `agent:phase@round`, and once more to the end.
+
+    Without checkpoints: what a start goes on from is the journal.
+    """
+    import torch._dynamo  # noqa: F401
+
+    os.environ["TEST_JOURNAL"] = "yes"
+    for kill in [*kills, "-1:none"]:
+        doomed, _, phase = kill.partition(":")
+        children = forked(folder, agents, int(doomed), rounds, 1000, phase)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        if phase == "none" and any(codes):
+            raise SystemExit(f"the last start ended with {codes}")
+
+
 def alone(
     folder: Path, agents: int, doomed: int, rounds: int, every: int, kills: list[str]
 ) -> None:
@@ -297,21 +364,8 @@ def alone(
     for kill in kills:
         own = folder / kill
         own.mkdir(exist_ok=True)
-        port = launching.free_port()
-        for agent in range(agents):
-            if child := os.fork():
-                started[child] = (kill, agent)
-                continue
-            settings = {"RANK": agent, "WORLD_SIZE": agents, "MASTER_PORT": port}
-            os.environ.update({name: str(value) for name, value in settings.items()})
-            os.environ["MASTER_ADDR"] = "127.0.0.1"
-            code = 1
-            try:
-                sd.connect(timeout=60)
-                training(own, rounds, every, doomed, kill)
-                code = 0
-            finally:
-                os._exit(code)
+        for agent, child in enumerate(forked(own, agents, doomed, rounds, every, kill)):
+            started[child] = (kill, agent)
     ended: dict[str, dict[int, tuple[float, int]]] = {kill: {} for kill in kills}
     deadline = time.monotonic() + 100
     while started and time.monotonic() < deadline:
@@ -329,13 +383,41 @@ def alone(
     (folder / "ended.json").write_text(json.dumps(ended))
 
 
-SCENARIOS = {"equality": equality, "wire": wire, "behaviour": behaviour, "mismatch": mismatch}
+def links(folder: Path) -> None:
+    """How many connections an agent of a ring has before and after its first rounds."""
+    agent = dist.get_rank()
+    before = sockets()
+    point = nn.Parameter(torch.ones(3))
+    optimizer = sd.DecentralizedSGD([point], PDSGD(), ring(dist.get_world_size()), timeout=30)
+    for _ in range(2):
+        optimizer.step()
+    (folder / f"links-{agent}.json").write_text(json.dumps(sockets() - before))
+    optimizer.close()
+
+
+def sockets() -> int:
+    names = (f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd"))
+    return sum("socket" in os.readlink(name) for name in names if os.path.islink(name))
+
+
+SCENARIOS = {
+    "links": links,
+    "equality": equality,
+    "clipped": clipped,
+    "wire": wire,
+    "behaviour": behaviour,
+    "mismatch": mismatch,
+}
 
 
 def main() -> None:
     torch.set_num_threads(1)
     scenario, place, *rest = sys.argv[1:]
     folder = Path(place)
+    if scenario == "again":
+        agents, rounds, *kills = rest
+        again(folder, int(agents), int(rounds), kills)
+        return
     if scenario == "alone":
         agents, doomed, rounds, every, *kills = rest
         alone(folder, int(agents), int(doomed), int(rounds), int(every), kills)
@@ -347,7 +429,8 @@ def main() -> None:
     else:
         for name in scenario.split(","):
             SCENARIOS[name](folder)
-    dist.barrier()
+    # Not dist.barrier(), which connects agents that are not neighbours.
+    GlooTransport(torch.device("cpu")).close()
     dist.destroy_process_group()
 
 

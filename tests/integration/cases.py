@@ -5,9 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from sottovoce import (
+    DECOR,
     DSGD,
+    LDPDSGD,
     PDSGD,
     Custom,
     Deterministic,
@@ -16,9 +20,11 @@ from sottovoce import (
     Graph,
     Logistic,
     Mechanism,
+    ModuleProblem,
     NoisyDSGD,
     Power,
     PrivateDeviation,
+    PrivatePDSGD,
     Problem,
     Quadratic,
     Stepsize,
@@ -32,7 +38,7 @@ from sottovoce import (
 
 ROUNDS = 50
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from chains import DECOR, GOSSIP, MOMENTUM  # noqa: E402
+from chains import EDGES, GOSSIP, MOMENTUM  # noqa: E402
 from own_mechanism import drowned  # noqa: E402
 
 HALF = Power(0.5, 0.75)
@@ -74,11 +80,41 @@ def equality_cases() -> dict[str, Case]:
     cases["own-scales"] = Case(quadratic, PDSGD("equal"), ring(5), Stepsize(scales, Uniform()))
     cases["own-mechanism"] = Case(quadratic, drowned(0.3), star(5), random)
     cases["parts"] = Case(quadratic, parse_algorithm("gradient-noise:0.1+pdsgd"), erdos, random)
-    cases["edges"] = Case(quadratic, DECOR, erdos, plain)
+    cases["edges"] = Case(quadratic, EDGES, erdos, plain)
     cases["memory"] = Case(quadratic, MOMENTUM, star(5), random)
     cases["exchanges"] = Case(quadratic, GOSSIP, ring(5), plain)
     cases["private-start"] = Case(quadratic, ZeroSumDSGD(0.1), ring(5), plain, 0.3)
     return cases
+
+
+def images() -> list[tuple[Tensor, Tensor]]:
+    """Small random images and labels of five agents, who have unequally many."""
+    generator = torch.Generator().manual_seed(7)
+    return [
+        (
+            torch.randn(count, 1, 6, 6, dtype=torch.float64, generator=generator),
+            torch.randint(0, 3, (count,), generator=generator),
+        )
+        for count in (40, 25, 40, 31, 60)
+    ]
+
+
+def convolution() -> nn.Module:
+    """A small network in float64, the same at every agent."""
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(1, 4, 3), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 3))
+    return nn.Sequential(*layers).double()
+
+
+def clipped_cases() -> dict[str, Case]:
+    """Chains that clip, with Poisson batches of a module's samples."""
+    problem = ModuleProblem(convolution(), cross_entropy, images(), batch=8, poisson=True)
+    public, random = Stepsize(HALF, Deterministic()), Stepsize(HALF, Uniform())
+    return {
+        "ldp": Case(problem, LDPDSGD(0.1, 0.5), ring(5), random),
+        "decor": Case(problem, DECOR(0.05, 0.1, 0.5), star(5), public),
+        "dp-pdsgd": Case(problem, PrivatePDSGD(0.05, 0.1, 0.5), erdos_renyi(5, 0.5, 3), public),
+    }
 
 
 def wire_cases() -> dict[str, Case]:

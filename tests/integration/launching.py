@@ -62,9 +62,18 @@ def calm(folder: Path, agents: int, rounds: int, every: int) -> None:
     _forked(folder.parent, [agents, -1, rounds, every, folder.name], 20)
 
 
+def again(folder: Path, agents: int, rounds: int, kills: list[str]) -> None:
+    """Train with a journal, started again after each kill; see `agent.again`."""
+    _agent("again", folder, [agents, rounds, *kills], 20)
+
+
 def _forked(folder: Path, arguments: list[object], timeout: float) -> None:
+    _agent("alone", folder, arguments, timeout)
+
+
+def _agent(scenario: str, folder: Path, arguments: list[object], timeout: float) -> None:
     done = subprocess.run(
-        [sys.executable, str(AGENT), "alone", str(folder), *map(str, arguments)],
+        [sys.executable, str(AGENT), scenario, str(folder), *map(str, arguments)],
         env=environment(TEST_TIMEOUT=str(timeout)),
         capture_output=True,
         text=True,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sottovoce import Recording, simulate
-from sottovoce.distributed import join_recordings
+from sottovoce.distributed import join_recordings, load_weights
 from sottovoce.distributed.frames import HEADER_BYTES, TRAILER_BYTES
 from sottovoce.mechanisms.flow import Clock, Flow
 from sottovoce.mechanisms.reference import split_step
@@ -47,7 +47,7 @@ def five(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five agents under torchrun, one scenario after the other, for most tests of this file."""
 
     def start(folder: Path) -> None:
-        done = launching.torchrun(5, "equality,wire,behaviour,mismatch", folder)
+        done = launching.torchrun(5, "links,equality,clipped,wire,behaviour,mismatch", folder)
         assert done.returncode == 0, done.stderr[-3000:]
 
     return once(tmp_path_factory, "five", start)
@@ -57,9 +57,9 @@ def bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(torch.int64)
 
 
-@pytest.mark.parametrize("name", cases.equality_cases())
+@pytest.mark.parametrize("name", [*cases.equality_cases(), *cases.clipped_cases()])
 def test_processes_give_the_simulator_s_iterates_bit_for_bit(five: Path, name: str) -> None:
-    case = cases.equality_cases()[name]
+    case = (cases.equality_cases() | cases.clipped_cases())[name]
     result = simulate(
         case.problem,
         case.algorithm,
@@ -285,6 +285,29 @@ def test_a_killed_training_resumes_and_ends_as_if_undisturbed(tmp_path: Path) ->
         assert kept == [f"round-{round:012d}.safetensors" for round in (20, 24)]
 
 
+def test_agents_with_a_journal_lose_no_round_and_end_as_if_undisturbed(tmp_path: Path) -> None:
+    """Agents of a ring of 4 die in turn: every start goes on where each agent was."""
+    journal, calm = tmp_path / "journal", tmp_path / "calm"
+    journal.mkdir()
+    calm.mkdir()
+    kills = ["1:during@4", "3:after@8", "0:before@12"]
+    launching.again(journal, 4, 16, kills)
+    launching.calm(calm, 4, 16, 100)
+    for agent in range(4):
+        starts = [int(one) for one in (journal / f"starts-{agent}").read_text().split()]
+        assert starts[0] == 0
+        # Neighbours are at most one exchange apart, and the others of this ring two.
+        for start, killed in zip(starts[1:], (4, 8, 11), strict=True):
+            assert abs(start - killed) <= 2
+        end = [read_tensors(f / f"final-{agent}.safetensors")[0]["x"] for f in (journal, calm)]
+        assert torch.equal(bits(end[0]), bits(end[1]))
+
+
+def test_agents_that_are_not_neighbours_are_not_connected(five: Path) -> None:
+    """A link that carries nothing may be closed: a ring opens two connections an agent."""
+    assert [json.loads((five / f"links-{agent}.json").read_text()) for agent in range(5)] == [2] * 5
+
+
 def test_the_example_trains_in_its_own_loop(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "examples" / "train_mnist.py"
     options = ("--graph", "path:2", "--epochs", "1", "--checkpoint", tmp_path)
@@ -303,3 +326,89 @@ def test_the_command_trains_and_reports_every_agent(capsys: pytest.CaptureFixtur
     result = json.loads(capsys.readouterr().out)
     assert [report["agent"] for report in result["reports"]] == [0, 1]
     assert all(report["accuracy"] > 0.3 for report in result["reports"])
+
+
+OWN = """
+import torch
+
+def net():
+    return torch.nn.Linear(2, 2)
+
+def own(agent, agents):
+    x = torch.randn(60, 2, generator=torch.Generator().manual_seed(agent))
+    y = (x[:, 0] > 0).long()
+    return (x[:40], y[:40]), (x[40:], y[40:])
+"""
+
+
+def test_the_command_trains_a_user_s_model_and_keeps_its_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from sottovoce.cli.agents import train
+
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    train(
+        graph="path:2",
+        model=f"{file}:net",
+        data=f"{file}:own",
+        stepsize="1",
+        epochs=2,
+        rounds=20,
+        batch_size=8,
+        out=tmp_path / "trained",
+        tensorboard=tmp_path / "board",
+    )
+    said = capsys.readouterr().out.splitlines()
+    assert sorted(line[:20] for line in said) == [
+        f"epoch   {epoch}  agent   {agent}" for epoch in (1, 2) for agent in (0, 1)
+    ]
+    models = [
+        load_weights(torch.nn.Linear(2, 2), tmp_path / "trained" / f"agent-{agent}.safetensors")
+        for agent in (0, 1)
+    ]
+    x = torch.randn(500, 2, generator=torch.Generator().manual_seed(9))
+    for agent, model in enumerate(models):
+        right = (model(x).argmax(1) == (x[:, 0] > 0)).float().mean()
+        assert right > 0.85, f"agent {agent}"
+    assert list((tmp_path / "board").glob("events*"))
+
+
+def test_a_training_with_a_proof_says_its_epsilon_and_is_in_the_ledger(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from sottovoce.cli.agents import train
+
+    (tmp_path / "own.py").write_text(OWN)
+    ledger = tmp_path / "ledger.json"
+    train(
+        graph="path:2",
+        algorithm="dp-pdsgd:0.3:0.3:1.0",
+        stepsize="0.5:falling=4",
+        rounds=2,
+        epochs=2,
+        batch_size=8,
+        model=f"{tmp_path}/own.py:net",
+        data=f"{tmp_path}/own.py:own",
+        delta=1e-3,
+        ledger=ledger,
+        as_json=True,
+    )
+    result = json.loads(capsys.readouterr().out)
+    spent = {(one["epoch"], one["agent"]): one["epsilon"] for one in result["reports"]}
+    assert 0 < spent[1, 0] < spent[2, 0] == result["guarantee"]["epsilon"]
+    assert result["guarantee"]["rounds"] == 4
+    assert result["ledger"]["epsilon"] == pytest.approx(spent[2, 0])
+    (entry,) = json.loads(ledger.read_text())["entries"]
+    assert entry["rounds"] == 4
+
+
+@pytest.mark.slow
+def test_the_example_with_a_proof_trains_and_says_its_epsilon() -> None:
+    example = Path(__file__).parents[2] / "examples" / "train_private.py"
+    options = ("--graph", "path:2", "--rounds", "2", "--batch-size", "32")
+    done = launching.torchrun(2, *options, script=example)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = re.findall(r"round 2, agent (\d): accuracy \d\.\d+, ε = (\d+\.\d+)", done.stdout)
+    assert sorted(agent for agent, _ in found) == ["0", "1"]
+    assert len({epsilon for _, epsilon in found}) == 1

@@ -164,6 +164,8 @@ def mutated(frame: Frame, round: int, rng: random.Random) -> tuple[str, torch.Te
             "infinity",
             "noise",
             "dimension",
+            "training",
+            "epoch",
             "end",
             "empty",
         ]
@@ -188,6 +190,8 @@ def mutated(frame: Frame, round: int, rng: random.Random) -> tuple[str, torch.Te
             "sender": (24, 4),
             "receiver": (28, 4),
             "dimension": (32, 8),
+            "training": (40, 8),
+            "epoch": (48, 4),
         }[kind]
         old = int.from_bytes(raw[at : at + width].tobytes(), "little")
         new = (old + rng.randrange(1, 1 << 31)) % (1 << 8 * width)
@@ -238,12 +242,14 @@ def attack(optimizer: sd.DecentralizedSGD, messages: int, dimension: int) -> Non
     torch.manual_seed(1)
     cuts = [slice(0, dimension)]
     room = torch.zeros(message_bytes(cuts, torch.float64), dtype=torch.uint8)
-    frame = Frame(1, 0, cuts, torch.float64, room)
+    frame, own = Frame(1, 0, cuts, torch.float64, room), optimizer._rounds.exchange.outbox[0]
+    frame.training, frame.epoch = own.training, own.epoch
+    channel = optimizer.transport._sends[0][0].tag
     heard = torch.zeros(frame.size, dtype=torch.uint8)
     for _ in range(messages):
         _, content = mutated(frame, 1, rng)
-        receive = dist.irecv(heard, 0)
-        dist.isend(content, 0).wait()
+        receive = dist.irecv(heard, 0, tag=channel)
+        dist.isend(content, 0, tag=channel).wait()
         assert receive is not None
         receive.wait()
 

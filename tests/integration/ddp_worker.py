@@ -1,0 +1,46 @@
+"""A worker inside an organisation: `ddp_worker.py STORE ROUNDS`. It never sees the federation."""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import vector_to_parameters
+
+SAMPLES, D = 8, 3
+
+
+def group(store: str, rank: int) -> None:
+    """Join the organisation's own process group: the agent is rank 0, the worker rank 1."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Linear(D, 1).double()
+
+
+def part(rank: int) -> tuple[Tensor, Tensor]:
+    """Half of the organisation's samples."""
+    numbers = torch.arange(SAMPLES * D, dtype=torch.float64).view(SAMPLES, D).sin()
+    return numbers[rank::2], numbers.sum(1, keepdim=True)[rank::2]
+
+
+def backward(model: nn.Module, inputs: Tensor, targets: Tensor) -> None:
+    nn.functional.mse_loss(model(inputs), targets).backward()
+
+
+if __name__ == "__main__":
+    group(sys.argv[1], 1)
+    model = network()
+    wrapped = DistributedDataParallel(model)
+    vector = torch.empty(sum(one.numel() for one in model.parameters()), dtype=torch.float64)
+    for _ in range(int(sys.argv[2])):
+        dist.broadcast(vector, 0)
+        vector_to_parameters(vector, model.parameters())
+        model.zero_grad()
+        backward(wrapped, *part(1))
+    dist.destroy_process_group()

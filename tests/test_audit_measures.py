@@ -1,0 +1,271 @@
+"""What an audit measures: chance where nothing is seen, everything where all is."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import typer
+from scipy.stats import beta
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from sottovoce import Inputs, ModuleProblem, audit, parse_graph
+from sottovoce.cli.audit import show
+from sottovoce.errors import AttackError
+from sottovoce.mechanisms import parse_algorithm
+from sottovoce.privacy.adversaries import parse_adversary
+from sottovoce.privacy.auditor import Audit, AuditSettings, Lined, intervals
+from sottovoce.privacy.auditor.controls import failed
+from sottovoce.privacy.auditor.measures import Identification, Membership, Permitted
+from sottovoce.privacy.auditor.pool import Guesses, Pool
+from sottovoce.privacy.composition import gaussian_epsilon
+from sottovoce.privacy.lower_bound.from_messages import RoundSettings, epsilon_from_messages
+from sottovoce.privacy.readers import Answer
+from sottovoce.stepsizes import parse_stepsize
+from sottovoce.studies.audited import as_study
+
+
+def test_targets_of_their_own_runs_have_the_interval_of_clopper_and_pearson() -> None:
+    hits = [1.0] * 14 + [0.0] * 2
+    found = intervals.rate(hits, range(16))
+    assert found == pytest.approx((beta.ppf(0.025, 14, 3), beta.ppf(0.975, 15, 2)))
+
+
+def test_targets_that_agree_within_runs_count_as_one_each() -> None:
+    runs = [at // 5 for at in range(20)]
+    alike = [float(run % 2) for run in runs]
+    assert intervals.effective_number(alike, runs) == pytest.approx(4)
+    assert intervals.effective_number([1.0] * 20, runs) == 4
+    mixed = [float(at % 2) for at in range(20)]
+    assert intervals.effective_number(mixed, runs) == 20
+    low, high = intervals.rate([1.0] * 20, runs)
+    assert low == pytest.approx(0.025**0.25)
+    assert high == 1.0
+
+
+def test_the_best_of_several_attacks_has_a_wider_interval() -> None:
+    hits = [1.0, 0.0] * 8
+    one, ten = (intervals.rate(hits, range(16), tried) for tried in (1, 10))
+    assert ten.low < one.low < 0.5 < one.high < ten.high
+
+
+def test_intervals_of_a_median_and_a_mean_cover_what_they_are_of() -> None:
+    draws = torch.Generator().manual_seed(0)
+    inside = {"median": 0, "mean": 0}
+    for _ in range(200):
+        values = torch.rand(16, generator=draws).tolist()
+        for name in inside:
+            low, high = getattr(intervals, name)(values, range(16))
+            inside[name] += low <= 0.5 <= high
+    assert inside["median"] >= 180
+    assert inside["mean"] >= 180
+
+
+def test_ranks_of_chance_are_called_chance() -> None:
+    ranks = (torch.randperm(5000, generator=torch.Generator().manual_seed(1))[:64] + 1).tolist()
+    first = Identification.of(ranks, range(64), 5000, 0.002)
+    told = Membership.of(ranks, range(64), 5000)
+    assert first.low <= first.chance <= first.high
+    assert told.low < 0.5 < told.high
+    assert told.tpr_low <= 0.01 <= told.tpr_high
+
+
+def test_rates_stand_beside_what_a_proof_permits() -> None:
+    permitted = Permitted(3.0, 1e-5)
+    found = Identification.of([1, 1], range(2), 5000, 0.002, permitted)
+    assert found.permitted == pytest.approx(2.718281828**3 / 5000 + 1e-5)
+    told = Membership.of([1, 1], range(2), 5000, permitted)
+    assert told.permitted_tpr == pytest.approx(2.718281828**3 / 100 + 1e-5)
+    assert 0.5 < told.permitted_auc < 1
+    assert Identification.of([1, 1], range(2), 5000, 0.002).permitted is None
+
+
+def records(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(count, 6, generator=torch.Generator().manual_seed(0))
+    return x, torch.arange(count) % 3
+
+
+def pool_of(x: torch.Tensor, y: torch.Tensor) -> tuple[Pool, ModuleProblem]:
+    problem = ModuleProblem(nn.Linear(6, 3), cross_entropy, [(x, y)] * 2, batch=2)
+    return Pool.of(problem, None), problem
+
+
+def test_equal_records_count_once_and_the_rest_of_a_batch_is_left_out() -> None:
+    x, y = records(20)
+    pool, problem = pool_of(torch.cat([x, x]), torch.cat([y, y]))
+    assert len(pool) == 20
+    targets, labels = x[:4].view(2, 2, 6), y[:4].view(2, 2)
+    lineup = pool.lineup(targets, labels, 100)
+    assert len(lineup.candidates) == 20
+    assert len(lineup) == 19
+    scores = torch.zeros(2, 20)
+    scores[0, lineup.places[0]] = torch.tensor([2.0, 1.0])
+    # Both records of the first batch come first; nothing is known of the second.
+    assert lineup.ranks(scores, [0, 1]).tolist() == [[1.0, 1.0], [10.0, 10.0]]
+    known = pool.knowledge(problem, Inputs((6,), 2), x[:4], None)
+    assert len(known.records) == 16
+    with pytest.raises(AttackError, match="nothing is left to compare with"):
+        pool.knowledge(problem, Inputs((6,), 2), x, None)
+
+
+def test_a_guess_that_knows_the_label_beats_a_blind_one() -> None:
+    x, y = records(300)
+    x = x + 3 * torch.eye(6)[y]
+    guesses = Guesses.of(x, y)
+    blind, told = guesses.errors(Answer(x[:30, None], y[:30, None], x[:30], x[:30]))
+    assert float(told.median()) < float(blind.median()) / 1.5
+    assert guesses.chance == pytest.approx(1 / 3)
+
+
+def lined(attack: str, ranks: list[float]) -> Lined:
+    each = tuple((rank,) for rank in ranks)
+    about = ("pdsgd", "1/k", "control", 5, attack, "matched filter")
+    return Lined(*about, len(ranks), 1000, 0.01, each, tuple(range(len(ranks))))
+
+
+def test_an_identifier_is_no_evidence_where_noise_identifies_or_the_exact_step_does_not() -> None:
+    assert not failed(lined("exact gradient", [1, 1, 1, 7]))
+    assert "does not identify" in failed(lined("exact gradient", [1, 9, 9, 9]))
+    assert not failed(lined("noise", [100, 900, 400, 600, 300, 700, 450, 550]))
+    assert "what matched filter identifies" in failed(lined("noise", [1] * 8))
+
+
+def test_epsilon_from_messages_lies_below_the_truth_and_follows_the_view() -> None:
+    graph, stepsize = parse_graph("ring:5"), parse_stepsize("0.1/k")
+    asked = RoundSettings(round=5, agent=0, norm=4.0, stepsize=stepsize, pairs=400, insecure_seed=0)
+
+    def found(algorithm: str, links: str = "plain") -> float:
+        adversary = parse_adversary("eavesdropper", links=links)
+        return epsilon_from_messages(parse_algorithm(algorithm), graph, adversary, asked).epsilon
+
+    noisy = found("noisy-dsgd:2")
+    assert 3 < noisy < gaussian_epsilon(4.0 / 2, 1e-5)
+    assert found("noisy-dsgd:1000") == 0
+    assert found("dsgd", "encrypted") == 0
+    whole = epsilon_from_messages(
+        parse_algorithm("dsgd"), graph, parse_adversary("eavesdropper"), asked
+    )
+    assert whole.epsilon == whole.ceiling > 20
+
+
+KINDS = {
+    "tabular": ((12,), lambda: nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3))),
+    "8x8": (
+        (1, 8, 8),
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 3)),
+    ),
+    "28x28": (
+        (1, 28, 28),
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 4), nn.Tanh(), nn.Linear(4, 3)),
+    ),
+}
+
+
+def audited(kind: str, algorithm: str, **changed) -> Audit:
+    """An audit of a small model on 240 records whose classes differ."""
+    shape, build = KINDS[kind]
+    torch.manual_seed(0)
+    model, draws = build(), torch.Generator().manual_seed(0)
+    y = torch.arange(240) % 3
+    base = torch.rand(3, *shape, generator=draws)
+    x = (0.6 * base[y] + 0.4 * torch.rand(240, *shape, generator=draws)).clamp(0, 1)
+    problem = ModuleProblem(model, cross_entropy, [(x, y)] * 5, batch=1)
+    settings = AuditSettings(
+        stepsize="0.1/k",
+        attacks=["least-squares"],
+        readers=["linear-layer"],
+        rounds=(3,),
+        targets=12,
+        targets_a_run=1,
+        candidates=200,
+        pairs=200,
+        insecure_seed=0,
+    )
+    return audit(problem, algorithm, "ring:5", Inputs(shape), replace(settings, **changed))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pure_noise_gives_chance_in_every_measure(kind: str) -> None:
+    found = audited(kind, "noisy-dsgd:100", stepsize="0.0001/k")
+    (one,) = found.findings
+    assert found.controls_passed
+    assert one.identification.low <= one.identification.chance <= one.identification.high
+    assert one.membership.low <= 0.5 <= one.membership.high
+    assert one.beside.epsilon_lower.epsilon == 0
+    assert one.reconstruction.recovered == 0
+    assert not one.succeeded
+    assert "no attack of the suite did better than guessing" in one.sentence
+    assert "no proof" in one.sentence
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dsgd_with_one_record_a_batch_gives_everything(kind: str) -> None:
+    found = audited(kind, "dsgd")
+    (one,) = found.findings
+    assert one.identification.top1 == 1
+    assert one.identification.candidates == 200
+    assert one.membership.auc == 1
+    assert one.beside.epsilon_lower.epsilon == one.beside.epsilon_lower.ceiling
+    assert one.reconstruction.recovered == 12
+    assert one.labels.right == 12
+    assert found.controls_passed
+    assert one.succeeded
+
+
+def test_encrypted_links_leave_an_eavesdropper_nothing_and_the_sentence_promises_nothing() -> None:
+    who = parse_adversary("eavesdropper", links="encrypted")
+    (one,) = audited("tabular", "dsgd", adversaries=[who], controls=False).findings
+    assert one.identification is None
+    assert one.to_json()["links"] == "encrypted"
+    assert "saw none of the messages' content" in one.sentence
+
+
+def test_a_neighbour_of_agents_that_restarted_reads_their_steps() -> None:
+    asked = {"attacks": ["restart"], "readers": ["linear-layer"], "controls": False, "agents": [0]}
+    found = audited(
+        "tabular", "pdsgd", adversaries=["restart:1"], stepsize="experiment:0.1/k", **asked
+    )
+    (one,) = found.findings
+    assert one.membership.low > 0.5
+    assert one.sentence.startswith("Agent 1, a neighbour of agents that restarted")
+
+
+def test_a_proved_chain_is_compared_with_its_proof() -> None:
+    asked = {"readers": ["linear-layer"], "controls": False}
+    (one,) = audited("tabular", "ldp-dsgd:5.0:1.0", **asked).findings
+    assert one.beside.permitted.epsilon > 0
+    assert one.identification.permitted > one.identification.chance
+    assert "the proof permits" in one.sentence
+
+
+def test_findings_survive_the_disk(tmp_path) -> None:
+    found = audited("tabular", "dsgd")
+    found.save(tmp_path / "audit")
+    again = Audit.load(tmp_path / "audit")
+    assert again.findings == found.findings
+    assert again.verdicts == found.verdicts
+    assert again.controls_passed is found.controls_passed
+
+
+def test_the_json_of_the_command_has_the_names_that_last_and_its_exit_says_what_failed(
+    tmp_path, capsys
+) -> None:
+    found = audited("tabular", "dsgd")
+    study = as_study(found, "sottovoce audit")
+    show(study, tmp_path, True, False)
+    told = json.loads(capsys.readouterr().out)
+    assert told["controls_passed"] is True
+    for one in (told, told["findings"][0]):
+        assert one["identification"]["top1"] == 1
+        assert one["identification"]["candidates"] == 200
+        assert one["membership"]["auc"] == 1
+        assert one["reconstruction"]["median_error"] < one["reconstruction"]["blind_error"]
+        assert one["labels"]["right"] == 12
+        assert one["epsilon_lower"]["epsilon"] > 0
+        for name in ("identification", "membership", "reconstruction", "labels", "epsilon_lower"):
+            assert {"targets", "low", "high"} <= set(one[name])
+    doubtful = replace(study, data={**study.data, "controls_passed": False})
+    with pytest.raises(typer.Exit) as stopped:
+        show(doubtful, tmp_path, True, False)
+    assert stopped.value.exit_code == 3

@@ -1,0 +1,307 @@
+"""Clipped gradients: those of a plain loop over samples, in every problem with samples."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from sottovoce import simulate
+from sottovoce.distributed.clipping import clipped_backward, poisson_indices
+from sottovoce.errors import AlgorithmError, ProblemError
+from sottovoce.graphs import ring
+from sottovoce.mechanisms import LDPDSGD, PDSGD, Bound, Clip, Mechanism, Shares, check
+from sottovoce.problems import Estimation, Logistic, ModuleProblem, Problem, Quadratic
+from sottovoce.problems.gradients.clipped import ClippedGradients, refuse_interacting_samples
+from sottovoce.randomness import private_streams
+
+EXACT = {"rtol": 1e-9, "atol": 1e-12}
+
+
+def samples(*counts: int, shape: tuple[int, ...] = (4,)) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(5)
+    return [
+        (
+            torch.randn(count, *shape, dtype=torch.float64, generator=generator),
+            torch.randint(0, 3, (count,), generator=generator),
+        )
+        for count in counts
+    ]
+
+
+def dense() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+
+
+def convolution() -> nn.Module:
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2), nn.ReLU(), nn.Flatten(), nn.Linear(18, 3))
+    return nn.Sequential(*layers).double()
+
+
+def module(make: Callable[[], nn.Module], shape: tuple[int, ...], poisson: bool) -> ModuleProblem:
+    data = samples(20, 9, 14, shape=shape)
+    return ModuleProblem(make(), cross_entropy, data, batch=5, poisson=poisson)
+
+
+def estimation(poisson: bool) -> Estimation:
+    problem = Estimation.random(3, n=(12, 7, 9), noise=3.0, regularisation=0.2)
+    return problem.with_batches(4, poisson=poisson)
+
+
+PROBLEMS: dict[str, Callable[[bool], Problem]] = {
+    "dense": lambda poisson: module(dense, (4,), poisson),
+    "convolution": lambda poisson: module(convolution, (1, 5, 5), poisson),
+    "estimation": estimation,
+    "logistic": lambda poisson: Logistic.random(3, 4, n=15, batch=6, poisson=poisson),
+}
+
+
+def sample_gradient(problem: Problem, agent: int, sample: int, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of one sample by autograd, and of what holds no sample, both written out."""
+    at = x.clone().requires_grad_()
+    penalty = torch.zeros((), dtype=torch.float64)
+    if isinstance(problem, ModuleProblem):
+        place = problem._training._first[agent] + sample
+        inputs, targets = problem._training.at(place.view(1))
+        output = torch.func.functional_call(problem.model, problem.layout.views(at), (inputs,))
+        loss = cross_entropy(output, targets)
+    elif isinstance(problem, Estimation):
+        # Up to a constant, ||z - Mθ||² = θᵀMᵀMθ - 2 (Mᵀz)ᵀθ.
+        eye = torch.eye(problem.dimension, dtype=torch.float64)
+        curvature = problem._curvature[agent] - 0.4 * eye
+        loss = 0.5 * at @ curvature @ at - problem._targets[agent, sample] @ at
+        penalty = 0.2 * at.square().sum()
+    else:
+        assert isinstance(problem, Logistic)
+        row = problem._rows[agent * problem.samples + sample]
+        loss, penalty = torch.log1p(torch.exp(row @ at)), 0.005 * at.square().sum()
+    (gradient,) = torch.autograd.grad(loss, at)
+    if not penalty.requires_grad:
+        return gradient, torch.zeros_like(x)
+    return gradient, torch.autograd.grad(penalty, at)[0]
+
+
+@pytest.mark.parametrize("poisson", [True, False])
+@pytest.mark.parametrize("make", PROBLEMS.values(), ids=PROBLEMS.keys())
+def test_a_clipped_gradient_is_that_of_a_loop_over_samples(
+    make: Callable[[bool], Problem], poisson: bool
+) -> None:
+    problem, runs = make(poisson), 6
+    clip = {"module": 1.0, "estimation": 8.0, "logistic": 0.4}[problem.name]
+    streams = private_streams(runs, problem.agents, insecure_seed=2)
+    generator = torch.Generator().manual_seed(1)
+    shape = (runs, problem.agents, problem.dimension)
+    state = torch.randn(shape, dtype=torch.float64, generator=generator)
+    out = torch.full_like(state, torch.nan)
+    found = problem.clipped_gradient(state, streams, 3, out, Clip(clip))
+    plain = problem.gradient(state, streams, 3, torch.empty_like(state))
+    assert problem.sampling is not None
+    chosen, present = problem.sampling.draw(streams, 3)
+    lengths = []
+    for run in range(runs):
+        for agent in range(problem.agents):
+            clipped, whole = torch.zeros(2, problem.dimension, dtype=torch.float64)
+            rest = sample_gradient(problem, agent, 0, state[run, agent])[1]
+            for sample in chosen[run, agent][present[run, agent]].tolist():
+                gradient, _ = sample_gradient(problem, agent, sample, state[run, agent])
+                contribution = gradient * min(1.0, clip / float(gradient.norm()))
+                lengths.append(float(gradient.norm()))
+                clipped, whole = clipped + contribution, whole + gradient
+            batch = problem.sampling.batch
+            assert torch.allclose(found[run, agent], clipped / batch + rest, **EXACT)
+            assert torch.allclose(plain[run, agent], whole / batch + rest, **EXACT)
+    assert min(lengths) < clip < max(lengths), "some are clipped and some are not"
+
+
+def test_no_sample_moves_the_sum_by_more_than_the_clip() -> None:
+    """With and without one record, whatever else is in the batch."""
+    clipped = ClippedGradients(dense(), cross_entropy, torch.device("cpu"))
+    (inputs, targets), *_ = samples(9)
+    inputs[3] *= 1e6
+    present = torch.ones(1, 9, dtype=torch.bool)
+    vectors = 3 * torch.randn(1, clipped.layout.dimension, dtype=torch.float64)
+
+    def summed(present: Tensor) -> Tensor:
+        out = torch.empty_like(vectors)
+        clipped(vectors, inputs[None], targets[None], present, Clip(0.7), out)
+        return out[0]
+
+    moves = []
+    for left_out in range(9):
+        others = present.clone()
+        others[0, left_out] = False
+        moves.append(float((summed(present) - summed(others)).norm()))
+    assert max(moves) == pytest.approx(0.7, rel=1e-9)
+
+
+def test_pieces_give_the_sums_of_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    (inputs, targets), (more, their), *_ = samples(9, 9)
+    x, y = torch.stack([inputs, more]), torch.stack([targets, their])
+    present = torch.rand(2, 9) < 0.6
+    sums = []
+    for size in (1 << 24, 57 * 8 * 3, 57 * 8 * 12):
+        sizes = {True: size, False: size}
+        monkeypatch.setattr("sottovoce.problems.gradients.clipped._CPU_BYTES", sizes)
+        monkeypatch.setattr("sottovoce.problems.gradients.clipped._FEWEST", 1)
+        clipped = ClippedGradients(dense(), cross_entropy, torch.device("cpu"))
+        torch.manual_seed(1)
+        vectors = torch.randn(2, clipped.layout.dimension, dtype=torch.float64)
+        out = torch.full_like(vectors, torch.nan)
+        clipped(vectors, x, y, present, Clip(0.5), out)
+        sums.append(out)
+    assert torch.allclose(sums[0], sums[1], **EXACT)
+    assert torch.allclose(sums[0], sums[2], **EXACT)
+
+
+def test_a_sample_whose_gradient_is_not_finite_counts_as_nothing() -> None:
+    """Otherwise one record could turn every model into NaN, which everybody sees."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2).double()
+    good = torch.randn(4, 3, dtype=torch.float64)
+    bad = torch.tensor(
+        [[math.inf, 0.0, 0.0], [math.nan, 1.0, 0.0], [1e300, -1e300, 1e300]]
+    ).double()
+    labels = torch.tensor([0, 1, 1, 0])
+    gradients = []
+    for inputs, targets in (
+        (good, labels),
+        (torch.cat([good, bad]), torch.cat([labels, labels[:3]])),
+    ):
+        model.zero_grad()
+        clipped_backward(
+            model, nn.functional.cross_entropy, inputs, targets, bound=Clip(1.0), batch=4
+        )
+        gradients.append(torch.cat([one.grad.flatten() for one in model.parameters()]))
+    assert bool(gradients[1].isfinite().all())
+    assert float((gradients[1] - gradients[0]).norm()) <= 1 / 4 * (1 + 1e-9), "the huge one alone"
+
+
+def test_an_empty_batch_has_no_gradient() -> None:
+    problem = ModuleProblem(convolution(), cross_entropy, samples(9, shape=(1, 5, 5)), batch=1)
+    problem = problem.with_batches(1, poisson=True)
+    streams = private_streams(40, 1, insecure_seed=1)
+    state = problem.start(range(40), streams)
+    found = problem.clipped_gradient(state, streams, 1, torch.empty_like(state), Clip())
+    sizes = problem.sampling.draw(streams, 1).present.sum(-1)
+    assert 5 < int((sizes == 0).sum()) < 30
+    assert torch.equal((found != 0).any(-1), sizes > 0)
+
+
+class Centred(nn.Module):
+    """Subtracts the batch's mean: samples see one another, although nothing is remembered."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+def test_modules_whose_samples_interact_are_refused() -> None:
+    data = samples(9, 9)
+    model = nn.Sequential(nn.Linear(4, 3), Centred()).double()
+    problem = ModuleProblem(model, cross_entropy, data, batch=4, poisson=True)
+    with pytest.raises(ProblemError, match="samples of a batch interact in Sequential"):
+        simulate(problem, LDPDSGD(), ring(2), steps=1)
+    normed = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).double()
+    with pytest.raises(ProblemError, match=r"1 \(BatchNorm1d\)"):
+        ModuleProblem(normed, cross_entropy, data, batch=4, poisson=True)
+    careless = nn.Sequential(nn.Linear(4, 8), nn.Dropout(), nn.Linear(8, 3)).double()
+    refuse_interacting_samples(careless, data[0][0])
+    for apart in (dense(), nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)).double()):
+        refuse_interacting_samples(apart, data[0][0])
+
+
+class Branching(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if x.sum() > 0 else super().forward(2 * x)
+
+
+def test_modules_that_torch_cannot_take_apart_are_refused() -> None:
+    (inputs, targets), *_ = samples(9)
+    clipped = ClippedGradients(Branching(4, 3).double(), cross_entropy, torch.device("cpu"))
+    vectors = torch.zeros(1, 15, dtype=torch.float64)
+    present = torch.ones(1, 9, dtype=torch.bool)
+    with pytest.raises(ProblemError, match="single samples of Branching; the usual cause is a for"):
+        clipped(vectors, inputs[None], targets[None], present, Clip(), torch.empty_like(vectors))
+
+
+def test_a_problem_without_samples_is_refused() -> None:
+    problem = Quadratic.random(5)
+    with pytest.raises(ProblemError, match=r"'quadratic' has no samples; use an algorithm without"):
+        simulate(problem, LDPDSGD(), ring(5), steps=1)
+    state = problem.start(range(1), private_streams(1, 5))
+    with pytest.raises(ProblemError, match="no samples whose gradients could be bounded"):
+        problem.clipped_gradient(state, private_streams(1, 5), 1, state, Clip())
+    with pytest.raises(ProblemError, match="no samples to draw batches of"):
+        problem.with_batches(3)
+
+
+def test_poisson_batches_beyond_the_data_are_refused() -> None:
+    with pytest.raises(ProblemError, match="batch is 10, but agent 0 has 9 samples"):
+        ModuleProblem(dense(), cross_entropy, samples(9, 12), batch=10, poisson=True)
+
+
+def test_impossible_clips_are_refused() -> None:
+    for norm in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(AlgorithmError, match=r"the clip is .*; it must be finite and above 0"):
+            LDPDSGD(0.1, norm)
+    with pytest.raises(
+        AlgorithmError, match=r"Clip\(norm=1.0\), Clip\(norm=2.0\) to bound samples"
+    ):
+        Mechanism("twice", (Clip(), Clip(2.0), Shares()))
+
+
+@dataclass(frozen=True)
+class Loose(Bound):
+    """Says one bound and keeps another."""
+
+    norm: float = 1.0
+
+    def factors(self, norms: Tensor) -> Tensor:
+        return (2 / norms).clamp(max=1.0)
+
+
+def test_a_bound_that_does_not_hold_is_refused() -> None:
+    with pytest.raises(AlgorithmError, match="at most 1, but its factors let 2 through"):
+        check(PDSGD() + Loose(), ring(5))
+    check(PDSGD() + replace(Loose(), norm=2.0), ring(5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_real_agent_computes_the_bits_of_the_simulator(dtype: torch.dtype) -> None:
+    data = [(x.to(dtype), y) for x, y in samples(40, 25, shape=(1, 5, 5))]
+    problem = ModuleProblem(convolution().to(dtype), cross_entropy, data, batch=8, poisson=True)
+    streams = private_streams(1, 2, insecure_seed=4)
+    state = problem.start(range(1), streams)
+    found = problem.clipped_gradient(state, streams, 7, torch.empty_like(state), Clip(0.5))
+    for agent, (inputs, targets) in enumerate(data):
+        model, own = convolution().to(dtype), private_streams(1, [agent], insecure_seed=4)
+        drawn = poisson_indices(own, 7, len(inputs), 8)
+        assert 0 < len(drawn) < len(inputs)
+        for times in (1, 2):
+            clipped_backward(
+                model, cross_entropy, inputs[drawn], targets[drawn], bound=Clip(0.5), batch=8
+            )
+            gradient = torch.cat([one.grad.flatten() for one in model.parameters()])
+            assert torch.equal(gradient, times * found[0, agent]), "backward calls add up"
+
+
+def test_a_real_agents_batch_may_be_empty_and_is_checked() -> None:
+    model, nothing = dense(), torch.zeros(0, dtype=torch.long)
+    clipped_backward(
+        model, cross_entropy, torch.zeros(0, 4).double(), nothing, bound=Clip(), batch=8
+    )
+    assert all(not one.grad.any() for one in model.parameters())
+    (inputs, targets), *_ = samples(9)
+    with pytest.raises(ProblemError, match="9 inputs and 8 targets"):
+        clipped_backward(model, cross_entropy, inputs, targets[:8], bound=Clip(), batch=8)
+    with pytest.raises(ProblemError, match="batch is 0"):
+        clipped_backward(model, cross_entropy, inputs, targets, bound=Clip(), batch=0)
+    mixed = nn.Sequential(nn.Linear(4, 3), Centred()).double()
+    with pytest.raises(ProblemError, match="samples of a batch interact"):
+        clipped_backward(mixed, cross_entropy, inputs, targets, bound=Clip(), batch=8)
+    with pytest.raises(ProblemError, match="batch is 10, but agent 0 has 9 samples"):
+        poisson_indices(private_streams(1, [0]), 1, 9, 10)

@@ -1,0 +1,178 @@
+"""ε of real agents: what their optimizer says, after restarts, and what a ledger is told."""
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import sottovoce.distributed as sd
+from sottovoce import DECOR, DSGD, Mechanism, ProofSettings, prove, ring, spent
+from sottovoce.distributed.executions import Executions
+from sottovoce.distributed.launch import Training
+from sottovoce.distributed.train_worker import stepsize_of
+from sottovoce.errors import DistributedError, PrivacyError
+from sottovoce.mechanisms import LDPDSGD
+from sottovoce.privacy.ledger import Ledger
+from sottovoce.privacy.training_account import TrainingAccount
+from threaded import ThreadTransport, together
+
+SIZE, BATCH, NOISY = 40, 8, DECOR(0.3, 0.3)
+
+
+def optimizer_of(
+    transport: ThreadTransport, algorithm: Mechanism = NOISY, **options: Any
+) -> sd.DecentralizedSGD:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3).double()
+    given = {"batch": BATCH, "poisson": True, **options}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return sd.DecentralizedSGD(model, algorithm, ring(3), "0.1", transport=transport, **given)
+
+
+def train(optimizer: sd.DecentralizedSGD, until: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(SIZE, 4, dtype=torch.float64, generator=generator)
+    targets = torch.randint(0, 3, (SIZE,), generator=generator)
+    (layer,) = optimizer.param_groups[0]["params"][:1]
+    model = nn.Linear(4, 3).double()
+    model.weight, model.bias = optimizer.param_groups[0]["params"]
+    assert model.weight is layer
+    while optimizer.round < until:
+        optimizer.zero_grad()
+        drawn = optimizer.poisson_sample(SIZE)
+        optimizer.backward(model, cross_entropy, inputs[drawn], targets[drawn])
+        optimizer.step()
+
+
+def expected(rounds: int, redone: int = 0, **more: Any) -> float | None:
+    settings = ProofSettings(
+        rounds=rounds, redone=redone, samples=SIZE, batch=BATCH, stepsize="0.1", **more
+    )
+    return prove(NOISY, ring(3), "eavesdropper", settings).agents[0].epsilon
+
+
+def test_an_agent_knows_what_it_has_spent_and_a_restart_is_charged(tmp_path: Path) -> None:
+    def first(transport: ThreadTransport) -> float | None:
+        optimizer = optimizer_of(transport)
+        with pytest.raises(PrivacyError, match="without rounds"):
+            spent(optimizer)
+        optimizer.resume(tmp_path)
+        train(optimizer, 2)
+        optimizer.save(tmp_path)
+        train(optimizer, 3)
+        found = spent(optimizer)
+        assert [one.agent for one in found.agents] == [transport.agent]
+        assert "one record of one agent" in found.findings()[0]
+        return found.epsilon
+
+    def again(transport: ThreadTransport) -> tuple[int, float | None]:
+        optimizer = optimizer_of(transport)
+        optimizer.resume(tmp_path)
+        assert optimizer.round == 2
+        train(optimizer, 30)
+        return optimizer.executions.redone, spent(optimizer).epsilon
+
+    assert together(first, 3) == [pytest.approx(expected(3))] * 3
+    # What a killed agent may have sent is noted twenty rounds ahead, so that none is forgotten.
+    for redone, epsilon in together(again, 3):
+        assert redone == 18
+        assert epsilon == pytest.approx(expected(30, redone))
+        assert epsilon > expected(30)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"insecure_seed": 3}, "come from a seed"), ({}, "")],
+    ids=["seeded", "secret"],
+)
+def test_a_seed_gives_no_guarantee(options: dict[str, Any], message: str) -> None:
+    def act(transport: ThreadTransport) -> tuple[float | None, str]:
+        optimizer = optimizer_of(transport, **options)
+        train(optimizer, 1)
+        found = spent(optimizer)
+        return found.epsilon, " ".join(found.findings())
+
+    for epsilon, text in together(act, 3):
+        assert (epsilon is None) == bool(message)
+        assert message in text
+
+
+def test_without_sampling_or_a_batch_nothing_is_stated() -> None:
+    def act(transport: ThreadTransport) -> None:
+        optimizer = optimizer_of(transport, DSGD(), batch=None, poisson=False)
+        for one in optimizer.param_groups[0]["params"]:
+            one.grad = torch.zeros_like(one)
+        optimizer.step()
+        with pytest.raises(PrivacyError, match="without batch="):
+            spent(optimizer)
+
+    assert together(act, 3) == [None] * 3
+
+
+def test_executions_keep_what_they_drew_from() -> None:
+    done = Executions().begun(0, 0).drawing_from(100).up_to(40)
+    later = done.begun(1, 30).drawing_from(80).up_to(50)
+    assert (later.rounds, later.redone, later.samples) == (50, 10, 80)
+    assert Executions.from_json(later.to_json()) == later
+    assert Executions.from_json([[0, 1, 5]]).samples == 0, "nobody said: nothing is promised"
+    with pytest.raises(DistributedError, match="from 90 samples, and were drawn from 80"):
+        later.drawing_from(90)
+
+
+def report(agent: int, rounds: int, redone: int = 0) -> dict[str, Any]:
+    charged = {"training": 7, "rounds": rounds, "redone": redone, "samples": 1000}
+    return {"epoch": 1, "agent": agent, "accuracy": 0.5, "charged": charged}
+
+
+def test_a_training_is_in_the_ledger_before_it_starts_and_charged_in_full(tmp_path: Path) -> None:
+    training = Training(algorithm=str(NOISY), batch_size=50, rounds=10, epochs=2)
+    kept = Ledger(tmp_path / "ledger.json", "subset")
+    account = TrainingAccount(training, ledger=kept)
+    (begun,) = Ledger(kept.path).entries
+    assert begun.name.startswith("begun")
+    assert begun.rounds == 20
+    shown = account.heard(report(3, 10))
+    settings = ProofSettings(rounds=10, samples=1000, batch=50, stepsize="0.3/k:block=10")
+    ten = prove(NOISY, ring(5), "eavesdropper", settings).epsilon
+    assert shown == {"epoch": 1, "agent": 3, "accuracy": 0.5, "epsilon": pytest.approx(ten)}
+    (going_on,) = Ledger(kept.path).entries
+    assert (going_on.name, going_on.rounds) == ("training 0000000000000007", 20)
+    resumed = TrainingAccount(training, ledger=Ledger(kept.path))
+    resumed.heard(report(0, 20, 4))
+    found = resumed.end()
+    (ended,) = Ledger(kept.path).entries
+    assert ended.rounds == 24
+    assert ended.epsilon == found.epsilon > begun.epsilon > ten
+
+
+def test_a_training_without_a_guarantee_makes_the_ledger_unbounded(tmp_path: Path) -> None:
+    kept = Ledger(tmp_path / "ledger.json")
+    account = TrainingAccount(Training(algorithm="pdsgd"), ledger=kept)
+    assert not account.bounded
+    assert account.end() is None
+    assert kept.epsilon() is None
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"delta": 1e-3}, "accepted: a delta below 1/1000"),
+        ({"batch_size": 1500, "rounds": 5}, "the batch is 1500 and an agent has 1000 records"),
+    ],
+)
+def test_a_training_that_cannot_be_accounted_for_does_not_start(
+    more: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(PrivacyError, match=message):
+        TrainingAccount(replace(Training(algorithm=str(NOISY), batch_size=50), **more))
+
+
+def test_a_schedule_that_falls_counts_rounds() -> None:
+    assert str(stepsize_of("2:falling=940", LDPDSGD(), 10).schedule) == "2:falling=940"
+    assert stepsize_of("2/k", LDPDSGD(), 10).schedule.block == 10
