@@ -45,10 +45,12 @@ from benchmarks.workloads import (
     seconds_a_round,
     softmax,
     softmax_data,
+    tanh_cnn,
 )
 from torch import nn
 
 from sottovoce import DSGD, PDSGD, ring
+from sottovoce.mechanisms import Clip
 from sottovoce.randomness import private_streams
 
 PEER, PEER_PYTHON = "decent-bench==0.3.0", "3.13"
@@ -169,23 +171,26 @@ def softmax_rows(agents: int, repetitions: int) -> list[Row]:
 
 
 def privacy_rows(repetitions: int) -> list[Row]:
-    """What privacy costs: a round of DSGD beside one of PDSGD, for two problems."""
+    """What privacy costs: DSGD beside PDSGD, and PDSGD beside itself with clipped samples."""
     rows = []
     for name, problem, steps in (
         ("logistic, 20 agents", logistic(20), 50),
+        ("the tanh CNN, 5 agents", tanh_cnn(), 2),
         ("the paper's CNN, 5 agents", cnn(), 1),
     ):
-        graph = ring(problem.agents)
+        algorithms = {"DSGD": DSGD(), "PDSGD": PDSGD(), "PDSGD, clipped": PDSGD() + Clip(1.0)}
         times = by_turns(
             {
-                name: lambda a=algorithm, p=problem, n=steps: seconds_a_round(
+                shown: lambda a=algorithm, p=problem, n=steps: seconds_a_round(
                     p, a, ring(p.agents), n
                 )
-                for name, algorithm in (("PDSGD", PDSGD()), ("DSGD", DSGD()))
+                for shown, algorithm in algorithms.items()
             },
             repetitions,
         )
-        rows += compared(name, times, "PDSGD", graph.agents, {})
+        for ours, other in (("PDSGD", "DSGD"), ("PDSGD, clipped", "PDSGD")):
+            part = {one: times[one] for one in (ours, other)}
+            rows += compared(name, part, ours, problem.agents, {})
     return rows
 
 

@@ -12,9 +12,12 @@ import json
 import os
 import platform
 import statistics
+import sys
 import time
 import warnings
 from itertools import product
+from pathlib import Path
+from typing import Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -35,7 +38,12 @@ from sottovoce import (
 )
 from sottovoce.distributed import frames
 from sottovoce.mechanisms import Mechanism
+from sottovoce.simulation.options import Links
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.tls_links import BareTls, Organisations
+
+Carried = Literal["gloo", "tls"]
 SCHEDULE = Power(1e-3, 0.0)
 ROUNDS: dict[str, tuple[Mechanism, Stepsize]] = {
     "dsgd": (DSGD(), Stepsize(SCHEDULE, Deterministic())),
@@ -62,6 +70,9 @@ class Bare:
         for work in dist.batch_isend_irecv(self.operations):
             work.wait()
 
+    def close(self) -> None:
+        """Connections belong to the process group."""
+
 
 def plain_rate() -> float:
     """Megabits a second, at the slowest agent, of one long transfer from each to the next."""
@@ -85,13 +96,27 @@ def slowest(seconds: list[float]) -> list[float]:
 
 
 def measure(
-    graph: Graph, algorithm: Mechanism, stepsize: Stepsize, dimension: int, rounds: int
+    graph: Graph,
+    algorithm: Mechanism,
+    stepsize: Stepsize,
+    dimension: int,
+    rounds: int,
+    links: Links,
+    organisations: Organisations | None,
 ) -> dict[str, float]:
     point = nn.Parameter(torch.randn(dimension))
-    optimizer = sd.DecentralizedSGD([point], algorithm, graph, stepsize)
+    transport = organisations.transport() if organisations else None
+    optimizer = sd.DecentralizedSGD(
+        [point], algorithm, graph, stepsize, links=links, transport=transport
+    )
     point.grad = torch.randn(dimension)
-    kinds = {"bare": Bare(graph.neighbours(dist.get_rank()), optimizer.bytes_per_message)}
-    kinds |= {"round": optimizer}
+    size = optimizer.bytes_per_message
+    bare = (
+        BareTls(organisations, size)
+        if organisations
+        else Bare(graph.neighbours(dist.get_rank()), size)
+    )
+    kinds = {"bare": bare, "round": optimizer}
     times: dict[str, list[float]] = {kind: [] for kind in kinds}
     work = dict.fromkeys(kinds, 0.0)
     for number in range(WARM_UP + rounds):
@@ -105,14 +130,17 @@ def measure(
             if number >= WARM_UP:
                 times[kind].append(time.perf_counter() - begun)
                 work[kind] += time.process_time() - spent
+    bare.close()
+    if transport:
+        transport.close()
     all_times = {kind: slowest(seconds) for kind, seconds in times.items()}
     ratios = [real / bare for bare, real in zip(*all_times.values(), strict=True)]
     quarters = statistics.quantiles(ratios, n=4)
-    bare, real = (statistics.median(seconds) * 1e3 for seconds in all_times.values())
+    alone, real = (statistics.median(seconds) * 1e3 for seconds in all_times.values())
     return {
-        "bare_ms": round(bare, 2),
+        "bare_ms": round(alone, 2),
         "round_ms": round(real, 2),
-        "ratio": round(real / bare, 2),
+        "ratio": round(real / alone, 2),
         "ratio_quarter": round(quarters[0], 2),
         "ratio_three_quarters": round(quarters[2], 2),
         **{f"cpu_{kind}_ms": round(spent / rounds * 1e3, 2) for kind, spent in work.items()},
@@ -127,6 +155,8 @@ def main() -> None:
     parser.add_argument("--link", default="loopback", help="what joins the agents, for the record")
     parser.add_argument("--threads", type=int, nargs="+", default=[1])
     parser.add_argument("--segments", type=int, nargs="+", default=[frames.MOST_SEGMENTS])
+    parser.add_argument("--links", nargs="+", choices=get_args(Links), default=["plain"])
+    parser.add_argument("--over", nargs="+", choices=get_args(Carried), default=["gloo"])
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     agent = sd.connect()
@@ -145,14 +175,17 @@ def main() -> None:
             "python": platform.python_version(),
         }
         print(json.dumps(machine), flush=True)
-    for threads, segments in product(options.threads, options.segments):
+    organisations = {"gloo": None, "tls": Organisations(graph)}
+    cases = product(options.over, options.threads, options.segments, options.links)
+    for over, threads, segments, links in cases:
         torch.set_num_threads(threads)
         frames.MOST_SEGMENTS = segments
         for name in options.algorithms:
             algorithm, stepsize = ROUNDS[name]
-            figures = measure(graph, algorithm, stepsize, options.dimension, options.rounds)
+            sizes = (options.dimension, options.rounds)
+            figures = measure(graph, algorithm, stepsize, *sizes, links, organisations[over])
             case = {"algorithm": name, "link": options.link, "segments": segments}
-            case["threads"] = threads
+            case |= {"threads": threads, "links": links, "over": over}
             if agent == 0:
                 print(json.dumps(case | figures), flush=True)
     dist.barrier()

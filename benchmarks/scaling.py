@@ -1,6 +1,10 @@
 """How time and memory of a round grow with agents, links, dimension, runs and threads.
 
     python -m benchmarks.scaling [--repetitions 5] [--output sottovoce-results/scaling]
+    python -m benchmarks.scaling --only many-agents
+
+`many-agents` goes up to a million agents, each size in a process of its own
+(`benchmarks/many_agents.py`); it takes minutes and 3 GB.
 
 The problem is the plainest (its gradient is one subtraction), so that the round itself is measured:
 private stepsizes and coefficients, the update and the check of the states. CPU seconds on one
@@ -9,8 +13,11 @@ Prints tables, writes JSON and a chart.
 """
 
 import argparse
+import json
 import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +27,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from benchmarks.common import by_turns, machine, ratio, save, show, simulator
+from benchmarks.common import (
+    ONE_THREAD,
+    ROOT,
+    by_turns,
+    machine,
+    ratio,
+    save,
+    show,
+    simulator,
+)
 from benchmarks.workloads import logistic, seconds_a_round
 from torch import Tensor
 
@@ -101,7 +117,7 @@ def sweep(
     found: dict[str, Any] = {
         "name": name,
         "sizes": sizes,
-        "links": [len(graph.links) for _, graph, _ in cases.values()],
+        "links": [int(graph.degrees.sum()) // 2 for _, graph, _ in cases.values()],
         "seconds": [statistics.median(values) for values in columns],
         "low": [min(values) for values in columns],
         "high": [max(values) for values in columns],
@@ -183,6 +199,40 @@ def processes(repetitions: int) -> dict[str, Any]:
     return _counted(counts, times)
 
 
+def many_agents(repetitions: int) -> list[dict[str, Any]]:
+    """Time and memory of a round up to a million agents, on a torus and on a random graph."""
+    found = []
+    for kind in ("torus", "random"):
+        rows = []
+        for agents in (10_000, 100_000, 1_000_000):
+            command = [sys.executable, "-m", "benchmarks.many_agents", str(agents)]
+            command += ["--graph", kind, "--rounds", str(repetitions)]
+            done = subprocess.run(
+                command, cwd=ROOT, env=os.environ | ONE_THREAD, stdout=subprocess.PIPE, check=True
+            )
+            rows.append(json.loads(done.stdout))
+        sizes, seconds = ([row[key] for row in rows] for key in ("agents", "seconds"))
+        slope = exponent(sizes, seconds, sizes[0])
+        found.append({"graph": kind, "exponent": slope, "fitted_from": sizes[0], "rows": rows})
+        show(
+            f"PDSGD on the quadratic problem, 4 neighbours each ({kind}), d = 100, float32: "
+            f"exponent {slope:.2f} from {sizes[0]:,} on",
+            ("agents", "CPU s a round", "rounds a CPU s", "s to build", "peak GB", "less data"),
+            [
+                (
+                    f"{row['agents']:,}",
+                    f"{row['seconds']:.4f}",
+                    f"{1 / row['seconds']:.2f}",
+                    f"{row['graph_seconds']:.2f}",
+                    f"{row['peak_bytes'] / 1e9:.2f}",
+                    f"{(row['peak_bytes'] - row['data_bytes']) / 1e9:.2f}",
+                )
+                for row in rows
+            ],
+        )
+    return found
+
+
 def _counted(counts: list[int], times: dict[str, list[float]]) -> dict[str, Any]:
     medians = [statistics.median(times[str(n)]) for n in counts]
     return {
@@ -259,7 +309,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--output", default="sottovoce-results/scaling", help="without ending")
+    parser.add_argument("--only", choices=("many-agents",), help="leave the other sweeps out")
     options = parser.parse_args()
+    if options.only:
+        found = many_agents(options.repetitions)
+        save(f"{options.output}.json", {"machine": machine(), "many_agents": found})
+        return
     at_once = {"threads": threads(options.repetitions), "processes": processes(options.repetitions)}
     torch.set_num_threads(1)
     found = sweeps(options.repetitions)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from sottovoce import Graph, Logistic, ModuleProblem, simulate
-from sottovoce.mechanisms import Mechanism
+from sottovoce.mechanisms import Bound, Mechanism
 from sottovoce.problems.base import Problem
 from sottovoce.randomness import Streams
 from sottovoce.simulation.options import Options
@@ -31,10 +31,17 @@ class Clocked(Problem):
         self._problem, self._clock, self.ticks = problem, clock, list[Any]()
         self.agents, self.dimension = problem.agents, problem.dimension
         self.dtype, self.device = problem.dtype, problem.device
+        self.sampling = problem.sampling
 
     def gradient(self, state: Tensor, streams: Streams, round: int, out: Tensor) -> Tensor:
         self.ticks.append(self._clock())
         return self._problem.gradient(state, streams, round, out)
+
+    def clipped_gradient(
+        self, state: Tensor, streams: Streams, round: int, out: Tensor, bound: Bound
+    ) -> Tensor:
+        self.ticks.append(self._clock())
+        return self._problem.clipped_gradient(state, streams, round, out, bound)
 
     def measure(self, state: Tensor) -> dict[str, Tensor]:
         self.ticks.append(self._clock())
@@ -87,6 +94,16 @@ def cnn(model: str = "paper") -> ModuleProblem:
     training = Training(model=model, batch=BATCH)
     data, validation, _ = training.portions(5)
     return training.problem(data, validation)
+
+
+@cache
+def tanh_cnn() -> ModuleProblem:
+    """Five agents with the CNN of studies with a guarantee, on the same images."""
+    from sottovoce.problems.data import models
+    from sottovoce.studies.training import Training
+
+    data, validation, _ = Training(batch=BATCH).portions(5)
+    return ModuleProblem(models.tanh_cnn(), cross_entropy, data, validation, batch=BATCH)
 
 
 PROBLEMS: dict[str, Callable[[int], Problem]] = {
