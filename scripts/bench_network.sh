@@ -6,4 +6,4 @@ set -eu
 python=$1 rate=$2
 shift 2
 join 4 "$rate"
-run_agents "$python" "$root/benchmarks/exchange.py" --link "$rate" "$@"
+run_agents "$python" "$root/benchmarks/exchange.py" --link "$rate" --over gloo tls --links plain masked "$@"

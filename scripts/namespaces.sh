@@ -13,7 +13,11 @@ work=$(mktemp -d)
 numbers() { seq 0 $((nodes - 1)); }
 
 leave() {
-  for node in $(numbers); do ip netns del "sv-node$node" 2>/dev/null || true; done
+  for node in $(numbers); do
+    # A namespace ends when its last process has; its link must be free for the next one before.
+    ip link del "sv-out$node" 2>/dev/null || true
+    ip netns del "sv-node$node" 2>/dev/null || true
+  done
   ip link del "$bridge" 2>/dev/null || true
   rm -rf "$work"
 }
