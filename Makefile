@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.installed-docs
 SOURCES := src tests benchmarks examples scripts
 # Two workers with one thread each: more threads per worker only compete for the same cores.
 # A file stays with one worker, so that what its tests share is made once.
@@ -12,12 +13,14 @@ PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKER
 # Some of the tests: make test PYTEST_ARGS="tests/test_graphs.py -k ring"
 PYTEST_ARGS ?=
 
-.PHONY: help demo test slow lint format clean soak wheel-test test-network bench bench-gpu bench-exchange bench-network
+.PHONY: help demo docs test slow notebooks lint format clean soak wheel-test test-network bench bench-gpu bench-exchange bench-network
 
 help:
 	@echo "make demo    train, overhear and show it on a page: sottovoce-demo/index.html"
+	@echo "make docs    build the documentation as a site: build/site/index.html"
 	@echo "make test    run the tests; some of them: PYTEST_ARGS='tests/test_graphs.py -k ring'"
 	@echo "make slow    run the paper-scale tests"
+	@echo "make notebooks       run the tutorials' notebooks"
 	@echo "make wheel-test      build an sdist and a wheel, and try the wheel in a clean environment"
 	@echo "make soak    long trials of real agents: random kills, fuzzed messages, many rounds"
 	@echo "make test-network    train across network namespaces (needs root and iproute2)"
@@ -33,8 +36,17 @@ help:
 demo: $(STAMP)
 	$(BIN)/python -c 'from sottovoce.cli import main; main()' demo
 
+# Nothing is kept from an earlier build: pages also depend on the sources.
+docs: $(DOCS_STAMP)
+	@rm -rf build/site
+	$(BIN)/python -m sphinx -q -E -W --keep-going -d build/doctrees -b html docs build/site
+	@echo "open build/site/index.html"
+
 test: $(STAMP)
 	$(PYTEST) $(PYTEST_ARGS)
+
+notebooks: $(STAMP)
+	$(PYTEST) -m notebooks $(PYTEST_ARGS)
 
 slow: $(STAMP)
 	$(PYTEST) -m slow $(PYTEST_ARGS)
@@ -44,9 +56,11 @@ wheel-test: $(STAMP)
 
 soak: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/soak/soak.py
+	OMP_NUM_THREADS=1 $(BIN)/python tests/soak/tls_soak.py
 
 test-network: $(STAMP)
 	scripts/test_network.sh $(BIN)/python
+	scripts/test_federation.sh $(BIN)/python
 
 bench: $(STAMP)
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.cpu $(BENCH_OPTIONS)
@@ -83,4 +97,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo "error: $(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@
