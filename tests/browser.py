@@ -10,22 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pages import browser
+from pages import FLAGS, browser
 
-_FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-sync",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-dev-shm-usage",
-    "--disable-extensions",
-    "--hide-scrollbars",
-    "--remote-debugging-pipe",
-)
+_FLAGS = ("--headless=new", *FLAGS, "--remote-debugging-pipe")
 
 
 class Browser:

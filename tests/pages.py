@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 _VOID = {"meta", "link", "img", "br", "input", "hr"}
-_FLAGS = (
-    "--headless",
+FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
     "--disable-quic",
@@ -22,7 +21,6 @@ _FLAGS = (
     "--disable-dev-shm-usage",
     "--disable-extensions",
     "--hide-scrollbars",
-    "--dump-dom",
 )
 
 
@@ -206,9 +204,13 @@ def reported(addresses: list[str], folder: Path, width: int, dark: bool) -> list
     scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
     window = f"--window-size={max(width, 600)},900"
     time = f"--virtual-time-budget={9000 * len(addresses)}"
-    command = [name, *_FLAGS, scheme, window, time, f"--user-data-dir={profile}"]
+    flags = ("--headless", *FLAGS, "--dump-dom", f"--user-data-dir={profile}")
     done = subprocess.run(
-        [*command, frame.as_uri()], capture_output=True, text=True, timeout=180, check=True
+        [name, *flags, scheme, window, time, frame.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=True,
     )
     said = parsed(done.stdout).all("body")[0].text()
     assert said.startswith("["), f"a page did not report: {done.stdout[:500]} {done.stderr}"

@@ -162,7 +162,7 @@ class StepNoise(Part):
 
 
 @dataclass(frozen=True)
-class EdgeNoise(Part):
+class EdgeNoise(StepNoise):
     """Add to every step noise that both ends of an edge hold and that cancels between them.
 
     s_i += λ̄ σ Σ_{e at i} ±z_e, with opposite signs at the two ends of edge e (DECOR, Allouah et al.
@@ -170,17 +170,7 @@ class EdgeNoise(Part):
     same mean stepsize λ̄. Drawn and added as in `StepNoise`.
     """
 
-    place: ClassVar[Place] = "step"
-    linear: ClassVar[bool] = True
-    by_coordinate: ClassVar[bool] = True
-    noise: float = 1e-2
-
-    def __post_init__(self) -> None:
-        require_noise(self.noise)
-
-    def __call__(self, flow: Flow) -> None:
-        if self.noise:
-            flow.add_exactly(self._drawn)
+    keeps_average: ClassVar[bool] = True
 
     def _drawn(self, flow: Flow) -> Tensor:
         drawn = flow.exact_normal(Scope.EDGE, "edge noise")

@@ -47,7 +47,7 @@ def what_is_seen(view: View) -> str:
 
 
 def permitted(setting: Setting, adversary: Adversary, sampling: Sampling, rounds: int) -> Permitted:
-    """What the proved guarantee of a training of so many rounds permits the adversary.
+    """What the proved guarantee of a training of this length permits the adversary.
 
     Nothing is claimed where the chain bounds no record's contribution, or the adversary has side
     information.

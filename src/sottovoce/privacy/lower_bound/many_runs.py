@@ -96,7 +96,7 @@ class Tested:
 
 @dataclass(frozen=True)
 class LowerBound:
-    """ε from below, with its ceiling: the most that so many pairs could have shown.
+    """ε from below, with its ceiling: the most that this number of pairs could have shown.
 
     bounds: the largest of all statistics, corrected for how many were tried. epsilon: the Gaussian
     bound, by which mechanisms are compared.
@@ -253,7 +253,7 @@ def by_plain(fpr: float, fnr: float) -> float:
 
 
 def best_test(values: Tensor, score: Score, trials: int, confidence: float) -> tuple[float, float]:
-    """The sign and threshold that promise the highest score of so many trials' errors."""
+    """The sign and threshold that promise the highest score of the errors in these trials."""
     without, within = values[0::2].numpy(), values[1::2].numpy()
     best: tuple[list[float], float, float] = ([-np.inf], 1.0, 0.0)
     levels = np.unique(values.numpy())

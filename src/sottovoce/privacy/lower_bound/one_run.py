@@ -1,8 +1,8 @@
 """ε of one training from below: canaries that were included by coin, and guesses which (one run).
 
-Steinke, Nasr and Jagielski (2023): of m canaries each is included by a fair coin of its own. Who
-guesses v of r coins right from what is seen refutes (ε, δ) where so many right guesses are too
-unlikely under it; canaries about which nothing is guessed cost nothing.
+Steinke, Nasr and Jagielski (2023): of m canaries each is included by a fair coin of its own. An
+attacker that guesses v of r coins right from what is seen refutes (ε, δ) where v right guesses are
+too unlikely under it. Canaries about which nothing is guessed cost nothing.
 """
 
 import math
