@@ -25,9 +25,11 @@ class OwnNoise(Part):
 
     def __call__(self, flow: Flow) -> None:
         flow.add_exactly(
-            lambda part: self.noise
-            * part.mean_stepsize.double()
-            * part.exact_normal(Scope.AGENT, "step noise")
+            lambda part: (
+                self.noise
+                * part.mean_stepsize.double()
+                * part.exact_normal(Scope.AGENT, "step noise")
+            )
         )
 
 
@@ -42,10 +44,12 @@ class CancellingOnEdges(Part):
 
     def __call__(self, flow: Flow) -> None:
         flow.add_exactly(
-            lambda part: self.noise
-            * part.mean_stepsize.double()
-            * part.over_routes(
-                part.exact_normal(Scope.EDGE, "edge noise") * part.routes.sign.unsqueeze(-1)
+            lambda part: (
+                self.noise
+                * part.mean_stepsize.double()
+                * part.over_routes(
+                    part.exact_normal(Scope.EDGE, "edge noise") * part.routes.sign.unsqueeze(-1)
+                )
             )
         )
 
