@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import sottovoce.distributed as sd
 from sottovoce import DECOR, DSGD, Mechanism, ProofSettings, prove, ring, spent
-from sottovoce.distributed.executions import Executions
+from sottovoce.distributed.executions import Executions, number_of
 from sottovoce.distributed.launch import Training
 from sottovoce.distributed.train_worker import stepsize_of
 from sottovoce.errors import DistributedError, PrivacyError
@@ -113,6 +113,86 @@ def test_without_sampling_or_a_batch_nothing_is_stated() -> None:
             spent(optimizer)
 
     assert together(act, 3) == [None] * 3
+
+
+def test_rounds_after_a_kept_state_stay_charged_when_it_is_loaded_again() -> None:
+    def act(transport: ThreadTransport) -> tuple[int, int]:
+        optimizer = optimizer_of(transport)
+        train(optimizer, 1)
+        kept = optimizer.state_dict()
+        train(optimizer, 6)
+        optimizer.load_state_dict(kept)
+        train(optimizer, 3)
+        return optimizer.executions.rounds, optimizer.executions.redone
+
+    # Rounds 2 and 3 were sent twice, with other numbers.
+    assert together(act, 3) == [(6, 2)] * 3
+
+
+def test_rounds_of_another_training_stay_charged_beside_a_loaded_state() -> None:
+    def first(transport: ThreadTransport) -> dict[str, Any]:
+        optimizer = optimizer_of(transport)
+        train(optimizer, 4)
+        return optimizer.state_dict()
+
+    kept = together(first, 3)
+
+    def second(transport: ThreadTransport) -> int:
+        optimizer = optimizer_of(transport)
+        train(optimizer, 2)
+        optimizer.load_state_dict(kept[transport.agent])
+        train(optimizer, 5)
+        return optimizer.executions.total
+
+    assert together(second, 3) == [4 + 2 + 1] * 3
+
+
+def test_a_torn_record_of_executed_rounds_is_refused_and_never_counts_as_none(
+    tmp_path: Path,
+) -> None:
+    def first(transport: ThreadTransport) -> None:
+        optimizer = optimizer_of(transport)
+        optimizer.resume(tmp_path)
+        train(optimizer, 1)
+        optimizer.save(tmp_path)
+
+    def again(transport: ThreadTransport) -> None:
+        with pytest.raises(DistributedError, match="which rounds were executed and cannot be read"):
+            optimizer_of(transport).resume(tmp_path)
+
+    def over(transport: ThreadTransport) -> bool:
+        optimizer = optimizer_of(transport)
+        optimizer.resume(tmp_path, start_over=True)
+        train(optimizer, 1)
+        try:
+            spent(optimizer)
+        except PrivacyError as error:
+            return "without samples" in str(error)
+        return False
+
+    together(first, 3)
+    (tmp_path / "executions-1.json").write_text("[[0, 1,")
+    assert together(again, 3) == [None] * 3
+    assert together(over, 3) == [False, True, False]
+
+
+def test_shared_noise_is_not_accounted_over_a_change_of_graph() -> None:
+    for algorithm, holds in ((NOISY, False), (LDPDSGD(0.3), True)):
+
+        def act(transport: ThreadTransport, algorithm: Mechanism = algorithm) -> tuple[bool, str]:
+            optimizer = optimizer_of(transport, algorithm)
+            train(optimizer, 1)
+            course = optimizer._course
+            (span,) = course.executions.spans
+            course.executions = Executions((span._replace(graph=number_of(ring(5))),))
+            course.executions = course.executions.begun(1, 1, number_of(ring(3)))
+            train(optimizer, 2)
+            found = spent(optimizer)
+            return found.epsilon is not None, " ".join(found.findings())
+
+        for proved, text in together(act, 3):
+            assert proved == holds
+            assert ("played on another graph" in text) != holds
 
 
 def test_executions_keep_what_they_drew_from() -> None:

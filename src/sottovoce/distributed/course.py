@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from sottovoce.distributed.checkpoint import Checkpoint, Checkpoints, Mark
-from sottovoce.distributed.executions import Executions, Record
+from sottovoce.distributed.executions import UNKNOWN, Executions, Record, number_of
 from sottovoce.distributed.handshake import compare, number_of_training
 from sottovoce.distributed.journal import Journal
 from sottovoce.distributed.keys import Ephemeral
@@ -22,7 +22,7 @@ from sottovoce.distributed.resuming import Plan, Said, decide, lacking
 from sottovoce.distributed.rounds import Rounds
 from sottovoce.distributed.standing import Standing
 from sottovoce.distributed.transport import Transport
-from sottovoce.errors import DistributedError
+from sottovoce.errors import DistributedError, ResultError
 from sottovoce.graphs import Graph
 from sottovoce.graphs.mixing import diameter
 
@@ -51,7 +51,8 @@ class Course:
         self._edges, self.agent = edges, transport.agent
         self._neighbours = graph.neighbours(self.agent)
         self.round, self.epoch = 0, transport.epoch or 0
-        self.executions = Executions().begun(self.epoch, 0)
+        self._graph_number = number_of(graph)
+        self.executions = Executions().begun(self.epoch, 0, self._graph_number)
         self._record: Record | None = None
         pair, offer = self._offer()
         offers = transport.agree({**facts, **start}, {**offer, "training": secrets.randbits(64)})
@@ -93,13 +94,13 @@ class Course:
         kept = Journal(folder, self.agent, self._facts)
         pair, offer = self._offer()
         marks, position = store.marks(), kept.position()
-        noted = record.read()
+        noted, torn = _noted(record)
         epochs = (noted.epoch, *(mark.epoch for mark in marks), (position or {}).get("epoch", -1))
         document = {
             **{
                 "marks": marks,
                 "files": sum(map(bool, store.written())),
-                "fault": store.fault(marks),
+                "fault": store.fault(marks) or torn,
             },
             **{"journal": position, "keeps": journal, "start_over": start_over},
             **{"epoch": max(epochs), "offer": offer},
@@ -116,6 +117,8 @@ class Course:
             saved = store.load(plan.mark.round)
             checkpoint, self.training = saved.beside, saved.training
             noted = max(noted, saved.executions, key=lambda one: one.total)
+            if self.executions.total:
+                noted = noted.joined(self.executions)
             self._rounds.state.copy_(saved.own.pop("state"))
             self.remember({name.removeprefix(_MEMORY): one for name, one in saved.own.items()})
         self._enter(plan, noted, pair, said)
@@ -144,8 +147,16 @@ class Course:
         self._rounds.agree_on_masks()
         self._begin_journal(Journal(folder, self.agent, self._facts))
 
-    def go_back(self, round: int, executions: Executions) -> None:
-        """Begin a new epoch after `round`, from a state that the caller has put back."""
+    def go_back(self, round: int, executions: Executions, training: int) -> None:
+        """Begin a new epoch after `round`, from a state that the caller has put back.
+
+        executions, training: those of the state. What this agent has executed since, or in another
+        training, stays charged.
+        """
+        if self.executions.total:
+            same = training == self.training
+            own = self.executions
+            executions = own.joined(executions) if same else own.added(executions)
         pair, offer = self._offer()
         document = {"epoch": max(executions.epoch, self.epoch), "offer": offer}
         said = self._transport.gather(document, "the agreement on a state")
@@ -172,7 +183,9 @@ class Course:
         rounds.state.copy_(entry.state)
         self.remember(entry.memory)
         self._keep_journal(kept)
-        noted = noted if noted.epoch == self.epoch else noted.begun(self.epoch, 0)
+        noted = (
+            noted if noted.epoch == self.epoch else noted.begun(self.epoch, 0, self._graph_number)
+        )
         self.executions = noted.up_to(entry.round)
         if not entry.finished:
             rounds.finish(entry, *lacking(said, self.agent, self._neighbours))
@@ -203,7 +216,7 @@ class Course:
                 self._require_same_secrets(keys)
             self._rounds.streams.begin(self.round + 1, None, keys)
         self._rounds.journal = self._transport.journal = None
-        self.executions = noted.begun(self.epoch, self.round)
+        self.executions = noted.begun(self.epoch, self.round, self._graph_number)
         if self._record:
             self._record.note(self.executions)
 
@@ -268,3 +281,11 @@ class Course:
         routes = self._graph.routes(self.agent)
         by_receiver = dict(zip(routes.receiver.tolist(), routes.edge.tolist(), strict=True))
         return [by_receiver[j] for j in self._neighbours]
+
+
+def _noted(record: Record) -> tuple[Executions, str]:
+    """What a record holds, and why it cannot be read, nothing where it can."""
+    try:
+        return record.read(), ""
+    except ResultError as error:
+        return UNKNOWN, str(error)

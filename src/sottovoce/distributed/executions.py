@@ -14,23 +14,28 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sottovoce.distributed.files import saying
-from sottovoce.errors import DistributedError
+from sottovoce.errors import DistributedError, ResultError
+from sottovoce.graphs import Graph
 from sottovoce.storage.files import write_json
 
 AHEAD = 20
 """Rounds that are noted at a time."""
+_BITS = 48
+"""Of a graph's fingerprint, as JSON keeps whole numbers everywhere."""
 
 
 class Span(NamedTuple):
     """Rounds `first` to `last` as one epoch of the training executed them.
 
-    samples: how many its batches were drawn from, 0 where nobody said.
+    samples: how many its batches were drawn from, 0 where nobody said. graph: the number that
+    `number_of` gives the graph that they were played on, 0 where nobody said.
     """
 
     epoch: int
     first: int
     last: int
     samples: int = 0
+    graph: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,11 @@ class Executions:
         """The least number of samples that any round drew from, 0 where one is not known."""
         return min((span.samples for span in self.spans if span.last >= span.first), default=0)
 
+    @property
+    def graphs(self) -> set[int]:
+        """The numbers of the graphs that rounds were played on, as far as they are known."""
+        return {span.graph for span in self.spans if span.graph and span.last >= span.first}
+
     def times(self, round: int) -> int:
         """How often a round was executed."""
         return sum(span.first <= round <= span.last for span in self.spans)
@@ -68,9 +78,23 @@ class Executions:
         """The newest epoch, -1 where there is none."""
         return max((span.epoch for span in self.spans), default=-1)
 
-    def begun(self, epoch: int, round: int) -> "Executions":
-        """With a new epoch that follows `round`."""
-        return Executions((*self.spans, Span(epoch, round + 1, round)))
+    def begun(self, epoch: int, round: int, graph: int = 0) -> "Executions":
+        """With a new epoch that follows `round`, on the graph of this number."""
+        return Executions((*self.spans, Span(epoch, round + 1, round, graph=graph)))
+
+    def joined(self, other: "Executions") -> "Executions":
+        """What either knows of one training: of every epoch the longer account counts."""
+        found: dict[tuple[int, int], Span] = {}
+        for span in sorted((*self.spans, *other.spans)):
+            known = found.get((span.epoch, span.first), span)
+            drawn = min((n for n in (known.samples, span.samples) if n), default=0)
+            longer = max(known, span, key=lambda one: one.last)
+            found[span.epoch, span.first] = longer._replace(samples=drawn)
+        return Executions(tuple(found.values()))
+
+    def added(self, other: "Executions") -> "Executions":
+        """The rounds of both, as of two trainings on the same data."""
+        return Executions(tuple(sorted((*self.spans, *other.spans))))
 
     def up_to(self, round: int) -> "Executions":
         """With the newest epoch ending at `round`."""
@@ -98,6 +122,15 @@ class Executions:
         return cls(tuple(Span(*map(int, span)) for span in spans))
 
 
+UNKNOWN = Executions((Span(0, 1, 1),))
+"""That something was executed and nobody knows what: no guarantee can be stated."""
+
+
+def number_of(graph: Graph) -> int:
+    """A number that tells graphs with other links or weights apart; never 0."""
+    return 1 + (int(graph.spec["mixing"], 16) >> (4 * 32 - _BITS))
+
+
 class Record:
     """The executions of one agent in `folder`/executions-<agent>.json."""
 
@@ -106,11 +139,16 @@ class Record:
         self._noted = -1
 
     def read(self) -> Executions:
-        """What was noted; nothing where there is no such file."""
+        """What was noted; nothing where there is no such file, `ResultError` where it is torn."""
         try:
             return Executions.from_json(json.loads(self._path.read_text("utf-8")))
-        except (OSError, ValueError, TypeError):
+        except FileNotFoundError:
             return Executions()
+        except (OSError, ValueError, TypeError) as error:
+            raise ResultError(
+                f"{self._path} says which rounds were executed and cannot be read ({error}); what "
+                "they cost is not known without it. Put it back, or start over"
+            ) from error
 
     def note(self, executions: Executions, ahead: int = AHEAD) -> None:
         """Write that all these rounds, and `ahead` more, may have been executed."""

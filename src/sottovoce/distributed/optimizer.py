@@ -263,7 +263,8 @@ class DecentralizedSGD(torch.optim.Optimizer):
         """
         memory = {name: one.clone() for name, one in self._rounds.arithmetic.memory.items()}
         own = {"round": self.round, "memory": memory, "shared": dict(self._facts)}
-        return {**super().state_dict(), **own, "executions": self.executions.to_json()}
+        done = {"executions": self.executions.to_json(), "training": self.training}
+        return {**super().state_dict(), **own, **done}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the round of a `state_dict` of the same training; all agents must do so.
@@ -275,7 +276,8 @@ class DecentralizedSGD(torch.optim.Optimizer):
         self.param_groups[:] = [Group(group) for group in self.param_groups]
         self._course.remember(state_dict.get("memory", {}))
         executions = Executions.from_json(state_dict.get("executions", ()))
-        self._course.go_back(int(state_dict["round"]), executions)
+        training = int(state_dict.get("training", -1))
+        self._course.go_back(int(state_dict["round"]), executions, training)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Take the parameters of a group; options of its own are refused, the stepsize is one."""

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from sottovoce.distributed import DecentralizedSGD
+from sottovoce.distributed.executions import number_of
 from sottovoce.errors import PrivacyError
 from sottovoce.graphs import Graph, parse_graph
-from sottovoce.mechanisms import mechanism_from
+from sottovoce.mechanisms import mechanism_from, shares_edges
 from sottovoce.privacy.adversaries import Adversary, parse_adversary
 from sottovoce.privacy.guarantee import prove
 from sottovoce.privacy.promise import AgentGuarantee, Guarantee, ProofSettings
@@ -20,6 +21,10 @@ from sottovoce.stepsizes import Stepsize
 _SEEDED = (
     "The private numbers come from a seed, which others may know: noise that can be computed "
     "protects nothing. Train without insecure_seed"
+)
+_REGROUPED = (
+    "Some rounds were played on another graph, where the noise that agents share, or that reaches "
+    "over rounds, protected less or more: it is not accounted over a change of members"
 )
 
 
@@ -95,10 +100,7 @@ class Meter:
             records=self.records,
         )
         found = prove(own.algorithm, own.graph, self.adversary, settings)
-        if not self.seeded:
-            return found
-        refused = tuple(AgentGuarantee(one.agent, "refused") for one in found.agents)
-        return replace(found, agents=refused, reasons=(_SEEDED,))
+        return _refused(found, _SEEDED) if self.seeded else found
 
 
 @lru_cache(maxsize=64)
@@ -120,7 +122,19 @@ def _of_agent(
     who = parse_adversary(adversary) if isinstance(adversary, str) else adversary
     seeded = optimizer.streams.seeded
     meter = Meter(setting, who, delta, batch, optimizer.poisson, seeded, records)
-    return meter(optimizer.agent, Charge(done.rounds, done.redone, done.samples))
+    found = meter(optimizer.agent, Charge(done.rounds, done.redone, done.samples))
+    reaches = any(part.reach for part in optimizer.algorithm.parts)
+    if done.graphs - {number_of(optimizer.graph)} and (
+        reaches or shares_edges(optimizer.algorithm, optimizer.graph)
+    ):
+        return _refused(found, _REGROUPED)
+    return found
+
+
+def _refused(found: Guarantee, reason: str) -> Guarantee:
+    """The same with nothing promised, for this reason."""
+    refused = tuple(AgentGuarantee(one.agent, "refused") for one in found.agents)
+    return replace(found, agents=refused, reasons=(reason,))
 
 
 def _of_result(
