@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import sottovoce.distributed as sd
 from sottovoce import DECOR, DSGD, LDPDSGD, Mechanism, ring
+from sottovoce.distributed.clipping import clipped_backward
 from sottovoce.errors import DistributedError, ProblemError
 from threaded import ThreadTransport, together
 
@@ -243,3 +244,35 @@ def test_agents_without_a_seed_train_with_noise_that_cancels() -> None:
     expected, found = zip(*together(act, 3), strict=True)
     assert torch.allclose(sum(expected), sum(found), rtol=0, atol=1e-10)
     assert float((found[0] - expected[0]).abs().max()) > 0.5, "the noise is there"
+
+
+def test_autocast_does_not_lengthen_what_is_clipped() -> None:
+    model = nn.Linear(4, 3)
+    inputs, targets = INPUTS.float(), TARGETS
+    bound = LDPDSGD(0.3).bound
+    assert bound is not None
+    clipped_backward(model, cross_entropy, inputs, targets, bound=bound, batch=6)
+    exact = [one.grad.clone() for one in model.parameters()]
+    model.zero_grad()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        clipped_backward(model, cross_entropy, inputs, targets, bound=bound, batch=6)
+    for one, wanted in zip(model.parameters(), exact, strict=True):
+        assert torch.equal(one.grad, wanted)
+
+
+class Counting(nn.Linear):
+    """Counts its samples in a buffer, which torch.func cannot do for single samples."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += x.abs().sum()
+        return super().forward(x)
+
+
+def test_a_module_that_writes_to_a_buffer_is_refused_with_the_cause() -> None:
+    model = Counting().double()
+    with pytest.raises(ProblemError, match="writes to a buffer"):
+        clipped_backward(model, cross_entropy, INPUTS, TARGETS, bound=LDPDSGD(0.3).bound, batch=6)

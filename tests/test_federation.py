@@ -10,7 +10,7 @@ import pytest
 
 from federated import agreement, identities, member
 from sottovoce.errors import FederationError
-from sottovoce.federation.agreement import agreement_of, read_agreement
+from sottovoce.federation.agreement import read_agreement
 from sottovoce.federation.audit_log import AuditLog, read_log, verify_log
 from sottovoce.federation.changes import Leave, with_member, without
 from sottovoce.federation.identity import (
@@ -118,7 +118,7 @@ def test_an_agreement_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("rounds = 20", "rounds = 0", "rounds"),
         ('"pdsgd"', '"evil.py:f"', "runs none"),
         ('"ring:3"', '"edges.txt"', "graph"),
-        ('"ring:3"', '"ring:4"', "more agents than the 3 members"),
+        ('"ring:3"', '"ring:4"', "has 4 agents"),
         ('"plain"', '"open"', "plain, masked"),
         ("format = 1\ntraining", "format = 2\ntraining", "format"),
         ('change = ""', 'change = ""\nextra = 1', "agreement"),
@@ -134,31 +134,6 @@ def test_an_altered_agreement_is_refused(tmp_path: Path, old: str, new: str, rea
     path.write_text(text.replace(old, new))
     with pytest.raises(FederationError, match=reason):
         read_agreement(path)
-
-
-@pytest.mark.parametrize(
-    ("altered", "reason"),
-    [
-        ({"change": "\x1b[2J"}, "not a digest and a line"),
-        ({"previous": "../../anna"}, "not a digest and a line"),
-        ({"edition": -1}, "edition is -1"),
-        ({"edition": 1.0}, "edition is 1.0"),
-        ({"facts": {"data": "a\u202eb"}}, "not a short name and a line of text"),
-        ({"algorithm": "pdsgd\x9b2J"}, "do not print"),
-        ({"private_start": float("nan")}, "private_start nan"),
-        ({"norm_bound": float("inf")}, "norm_bound inf"),
-        ({"graph": "ring:300000000"}, "more agents than the 3 members"),
-        ({"graph": "links:0-1,1-2,2-0,0-99999999"}, "more agents than the 3 members"),
-        ({"graph": "hypercube:3"}, "more agents than the 3 members"),
-    ],
-)
-def test_what_a_stranger_may_write_is_refused_before_it_is_shown_or_built(
-    tmp_path: Path, altered: dict[str, object], reason: str
-) -> None:
-    identities(tmp_path, "anna ben carla")
-    content = agreement(tmp_path, "anna ben carla", "ring:3").content
-    with pytest.raises(FederationError, match=reason):
-        agreement_of({**content, **altered}, "a file")
 
 
 def test_every_value_of_an_agreement_is_signed(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_what_is_missing_is_said(folder: Path, arguments: list[str], reason: str
 def test_what_cannot_be_agreed_is_refused(folder: Path) -> None:
     identities(folder, "anna ben carla")
     for graph, more, reason in (
-        ("ring:4", [], "more agents than the 3 members"),
+        ("ring:4", [], "has 4 agents"),
         ("path:3", ["--links", "masked"], "one neighbour"),
         ("ring:3", ["--links", "open"], "plain, masked"),
         ("ring:3", ["--algorithm", "nothing"], "nothing"),

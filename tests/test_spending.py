@@ -195,6 +195,20 @@ def test_shared_noise_is_not_accounted_over_a_change_of_graph() -> None:
             assert ("played on another graph" in text) != holds
 
 
+def test_parameters_that_something_else_alters_are_refused_where_samples_are_bounded() -> None:
+    def act(transport: ThreadTransport) -> None:
+        optimizer = optimizer_of(transport)
+        train(optimizer, 2)
+        other = torch.optim.SGD(optimizer.param_groups[0]["params"], 0.1)
+        other.step()
+        with pytest.raises(DistributedError, match=r"weight was altered between two rounds"):
+            train(optimizer, 3)
+        optimizer.load_state_dict(optimizer.state_dict())
+        train(optimizer, 3)
+
+    assert together(act, 3) == [None] * 3
+
+
 def test_executions_keep_what_they_drew_from() -> None:
     done = Executions().begun(0, 0).drawing_from(100).up_to(40)
     later = done.begun(1, 30).drawing_from(80).up_to(50)

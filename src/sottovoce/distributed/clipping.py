@@ -30,8 +30,9 @@ def clipped_backward(
 
     inputs, targets: (n, ...), the samples of a batch, which may be empty. bound: c_n by the norm of
     each sample's gradient, 1 without one. batch: B, the (expected) batch that all agents agreed on,
-    whatever n is. The numbers are those that the simulator computes for a `ModuleProblem`. Nothing
-    is returned: a loss of private samples is not protected by what protects their gradients.
+    whatever n is. The numbers are those that the simulator computes for a `ModuleProblem`, and
+    autocast is off for them. Nothing is returned: a loss of private samples is not protected by
+    what protects their gradients.
     """
     _require_apart(model, inputs)
     if len(inputs) != len(targets):
@@ -42,7 +43,9 @@ def clipped_backward(
     vector = clipped.layout.vector(model).unsqueeze(0)
     present = torch.ones(1, len(inputs), dtype=torch.bool, device=inputs.device)
     total = torch.zeros_like(vector)
-    clipped(vector, inputs.unsqueeze(0), targets.unsqueeze(0), present, bound, total)
+    # Half-precision products would let samples through that are longer than the bound.
+    with torch.autocast(inputs.device.type, enabled=False):
+        clipped(vector, inputs.unsqueeze(0), targets.unsqueeze(0), present, bound, total)
     gradients = clipped.layout.views(total.div_(batch)[0])
     for name, parameter in model.named_parameters():
         if name in gradients:

@@ -102,6 +102,8 @@ class DecentralizedSGD(torch.optim.Optimizer):
             raise DistributedError(f"the training was not resumed: {self._not_resumed}")
         refuse_rates(self.param_groups)
         self._clipping.require(self._parameters.tensors)
+        if self.algorithm.bound is not None:
+            self._parameters.require_untouched()
         before = self.state_vector.clone() if self.algorithm.exchanges > 1 else None
         # First of all, so that neighbours who are ahead need not wait for this agent's buffers.
         self._rounds.open(self.round + 1)
@@ -115,6 +117,7 @@ class DecentralizedSGD(torch.optim.Optimizer):
                 self.state_vector.copy_(before)
             raise
         self._course.round = round
+        self._parameters.remember()
         return loss
 
     @property
@@ -205,6 +208,7 @@ class DecentralizedSGD(torch.optim.Optimizer):
         others that have some is an error at all agents. start_over: remove what is in the folder
         and begin; all agents must ask for it.
         """
+        self._parameters.forget()
         try:
             checkpoint = self._course.resume(folder, journal, start_over)
         except BaseException as error:
@@ -243,6 +247,7 @@ class DecentralizedSGD(torch.optim.Optimizer):
 
         The rounds that follow are a new epoch with fresh secrets, kept with a journal in `folder`.
         """
+        self._parameters.forget()
         with torch.no_grad():
             self._course.stand(standing, folder)
 
@@ -275,6 +280,7 @@ class DecentralizedSGD(torch.optim.Optimizer):
         super().load_state_dict(state_dict)
         self.param_groups[:] = [Group(group) for group in self.param_groups]
         self._course.remember(state_dict.get("memory", {}))
+        self._parameters.forget()
         executions = Executions.from_json(state_dict.get("executions", ()))
         training = int(state_dict.get("training", -1))
         self._course.go_back(int(state_dict["round"]), executions, training)

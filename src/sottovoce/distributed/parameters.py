@@ -83,6 +83,7 @@ class Parameters:
         self.vector = torch.cat([p.detach().reshape(-1) for p in self.tensors])
         vector_to_parameters(self.vector, self.tensors)
         self._addresses = [parameter.data_ptr() for parameter in self.tensors]
+        self._versions: list[int] | None = None
 
     @property
     def sizes(self) -> list[int]:
@@ -105,6 +106,33 @@ class Parameters:
                 "nothing was sent"
             )
         return found
+
+    def remember(self) -> None:
+        """Note that the parameters are as a round left them."""
+        self._versions = [parameter._version for parameter in self.tensors]
+
+    def forget(self) -> None:
+        """Take the parameters as they are: they are about to be put back by the agents."""
+        self._versions = None
+
+    def require_untouched(self) -> None:
+        """Raise if anything but rounds has altered the parameters since the last one.
+
+        A second optimizer, say, would put samples into the state that no bound has shortened.
+        Rounds write to the vector below the parameters, which leaves torch's counters of changes
+        alone.
+        """
+        if self._versions is None:
+            return
+        for place, (parameter, version) in enumerate(
+            zip(self.tensors, self._versions, strict=True)
+        ):
+            if parameter._version != version:
+                raise DistributedError(
+                    f"{self._name(place)} was altered between two rounds, and not by this "
+                    "optimizer; what is proved of the algorithm holds only where nothing else "
+                    "changes the parameters: leave them to optimizer.step(); nothing was sent"
+                )
 
     def _require_unchanged(self) -> None:
         """Raise if the model or its groups are no longer what the agents agreed on."""

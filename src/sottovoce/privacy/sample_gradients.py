@@ -79,12 +79,12 @@ class SampleGradients:
             for x, y in self._parts(records, labels, self._at_once):
                 yield vmap(one, (None, 0, 0))(state, x, y)
         except RuntimeError as error:
-            if "vmap" not in str(error):
+            if "vmap" not in str(error) and "mutate" not in str(error):
                 raise
             raise AttackError(
                 f"torch cannot compute the gradients of single records of "
-                f"{type(self.model).__name__}; the usual cause is a forward() that branches on the "
-                f"values of its inputs ({error})"
+                f"{type(self.model).__name__}; the usual cause is a forward() that branches on "
+                f"the values of its inputs, or one that writes to a buffer ({error})"
             ) from error
 
     def squared_norms(self, state: Tensor, records: Tensor, labels: Tensor) -> Tensor:

@@ -184,12 +184,13 @@ class ClippedGradients:
             found = vmap(compute, randomness="different")(self.layout.views(vectors), x, y)
             return [found[name].flatten(2) for name in self.layout.names]
         except RuntimeError as error:
-            if "vmap" not in str(error):
+            if "vmap" not in str(error) and "mutate" not in str(error):
                 raise
             raise ProblemError(
                 f"torch cannot compute the gradients of single samples of "
                 f"{type(self._model).__name__}; the usual cause is a forward() that branches on "
-                f"the values of its inputs, or a loss that does ({error})"
+                f"the values of its inputs, a loss that does, or a forward() that writes to a "
+                f"buffer ({error})"
             ) from error
 
     def _loss_of(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
