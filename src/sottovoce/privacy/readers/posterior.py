@@ -21,7 +21,7 @@ from sottovoce.privacy.readers.matching import (
     squared_distance,
 )
 from sottovoce.privacy.readers.prior import GaussianPrior
-from sottovoce.privacy.readers.reader import Reader
+from sottovoce.privacy.readers.reader import Matching, Reader
 from sottovoce.privacy.readers.search import Inversion, MatchingProblem
 from sottovoce.problems.gradients.layout import ParameterLayout
 
@@ -35,7 +35,7 @@ _CHUNK = 32
 
 
 @dataclass(frozen=True)
-class Posterior(Reader):
+class Posterior(Matching):
     """Search the likeliest records under a prior that was learnt from public ones.
 
     With an estimate e of d coordinates, noise and (where it is not known) scale at their likeliest,

@@ -48,6 +48,7 @@ class Reader(ABC):
         """The same reader with what is public beside the messages, for one that can use it."""
         return self
 
+    @abstractmethod
     def read(
         self, model: nn.Module, estimate: Estimate, inputs: Inputs, spread: float
     ) -> Inversion:
@@ -55,15 +56,6 @@ class Reader(ABC):
 
         spread: std/mean of the private factors on single coordinates, a public number.
         """
-        parameters = next(model.parameters())
-        state, gradient = estimate.state.to(parameters), estimate.gradient.to(parameters)
-        # Lengths far from 1 would meet the smallest numbers of float32 in the search.
-        if not estimate.scale_known:
-            gradient = gradient / gradient.norm(dim=1, keepdim=True).clamp_min(1e-30)
-        return self._invert(MatchingProblem(model, state, gradient, inputs, self.search), spread)
-
-    @abstractmethod
-    def _invert(self, problem: MatchingProblem, spread: float) -> Inversion: ...
 
     def controls(self, answer: Answer) -> dict[str, Estimate]:
         """`exact gradient`, which must give the images away, and `noise`, which must not."""
@@ -77,7 +69,25 @@ class Reader(ABC):
 
 
 @dataclass(frozen=True)
-class Dlg(Reader):
+class Matching(Reader):
+    """A reader that compares the estimate with the gradients of candidates."""
+
+    def read(
+        self, model: nn.Module, estimate: Estimate, inputs: Inputs, spread: float
+    ) -> Inversion:
+        parameters = next(model.parameters())
+        state, gradient = estimate.state.to(parameters), estimate.gradient.to(parameters)
+        # Lengths far from 1 would meet the smallest numbers of float32 in the search.
+        if not estimate.scale_known:
+            gradient = gradient / gradient.norm(dim=1, keepdim=True).clamp_min(1e-30)
+        return self._invert(MatchingProblem(model, state, gradient, inputs, self.search), spread)
+
+    @abstractmethod
+    def _invert(self, problem: MatchingProblem, spread: float) -> Inversion: ...
+
+
+@dataclass(frozen=True)
+class Dlg(Matching):
     """Match the gradient itself, which needs its scale: the paper's attacker.
 
     Deep leakage from gradients (Zhu, Liu and Han 2019): minimise |∇L(x, softmax(y)) - g|² over the
@@ -101,7 +111,7 @@ class Dlg(Reader):
 
 
 @dataclass(frozen=True)
-class Projection(Reader):
+class Projection(Matching):
     """Match the direction, for a gradient known up to one scalar of unknown sign.
 
     Minimise 1 - cos²(φ(∇L(x)), φ(g)) + τ TV(x) with φ(v) = sign(v)|v|^power: compressed and
@@ -116,7 +126,7 @@ class Projection(Reader):
 
 
 @dataclass(frozen=True)
-class SmoothProjection(Reader):
+class SmoothProjection(Matching):
     """Match the direction with a prior for smooth images, against noise on the estimate.
 
     Noise may hide the label: the search tries the likeliest ones, a restart each.
@@ -133,7 +143,7 @@ class SmoothProjection(Reader):
 
 
 @dataclass(frozen=True)
-class Magnitude(Reader):
+class Magnitude(Matching):
     """Match magnitudes where every coordinate has a factor of unknown sign.
 
     Minimise 1 - corr²(|∇L(x)|^(1/2), |g|^(1/2)) + τ TV(x). The label of a batch of one is that of
@@ -173,7 +183,7 @@ class Likelihood(Magnitude):
 
 
 @dataclass(frozen=True)
-class LinearLayer(Reader):
+class LinearLayer(Matching):
     """Read the input of a dense first layer from its gradient (`linear_layer`); no search."""
 
     name: ClassVar[str] = "linear-layer"

@@ -19,7 +19,7 @@ from sottovoce.privacy.attacks import Estimate
 from sottovoce.privacy.knowledge import Inputs
 from sottovoce.privacy.readers.layers import dense_first_layer
 from sottovoce.privacy.readers.reader import Reader
-from sottovoce.privacy.readers.search import Inversion, MatchingProblem
+from sottovoce.privacy.readers.search import Inversion
 from sottovoce.privacy.readers.support import Support, not_zero
 from sottovoce.problems.gradients.layout import ParameterLayout
 
@@ -70,9 +70,6 @@ class BinaryRecords(Reader):
         shown = torch.where(found, inputs.high, inputs.low).unflatten(2, inputs.shape)
         nothing = torch.zeros(len(shown))
         return Inversion(shown, labels, nothing, nothing, nothing > 0, nothing.long())
-
-    def _invert(self, problem: MatchingProblem, spread: float) -> Inversion:
-        raise NotImplementedError("records are read without gradients of a candidate")
 
     def _apart(self, seen: "_Sum") -> tuple[Tensor, Tensor]:
         """Features (batch, n) bool and labels (batch,) of the best starting point."""
