@@ -13,14 +13,14 @@ PYTEST = OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKER
 # Some of the tests: make test PYTEST_ARGS="tests/test_graphs.py -k ring"
 PYTEST_ARGS ?=
 
-.PHONY: help demo docs test slow notebooks lint format clean soak wheel-test test-network bench bench-gpu bench-exchange bench-network
+.PHONY: help demo docs test slow thorough lint format clean soak wheel-test test-network bench bench-gpu bench-exchange bench-network
 
 help:
 	@echo "make demo    train, overhear and show it on a page: sottovoce-demo/index.html"
 	@echo "make docs    build the documentation as a site: build/site/index.html"
 	@echo "make test    run the tests; some of them: PYTEST_ARGS='tests/test_graphs.py -k ring'"
 	@echo "make slow    run the paper-scale tests"
-	@echo "make notebooks       run the tutorials' notebooks"
+	@echo "make thorough        run documented programs, open pages in a browser, kill real agents"
 	@echo "make wheel-test      build an sdist and a wheel, and try the wheel in a clean environment"
 	@echo "make soak    long trials of real agents: random kills, fuzzed messages, many rounds"
 	@echo "make test-network    train across network namespaces (needs root and iproute2)"
@@ -45,8 +45,8 @@ docs: $(DOCS_STAMP)
 test: $(STAMP)
 	$(PYTEST) $(PYTEST_ARGS)
 
-notebooks: $(STAMP)
-	$(PYTEST) -m notebooks $(PYTEST_ARGS)
+thorough: $(STAMP)
+	$(PYTEST) -m 'thorough and not slow' $(PYTEST_ARGS)
 
 slow: $(STAMP)
 	$(PYTEST) -m slow $(PYTEST_ARGS)

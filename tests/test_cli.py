@@ -455,6 +455,7 @@ def test_limits_of_the_machine_are_one_line(
     assert run("graph", "ring:5") == (2, "", said + "\n")
 
 
+@pytest.mark.thorough
 @pytest.mark.integration
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_training_says_one_line(number: int) -> None:

@@ -24,6 +24,7 @@ from sottovoce.report.demo import DemoSettings, demo_study, open_page, write_dem
 from sottovoce.storage.execution import Execution
 from sottovoce.storage.identity import package_version
 
+pytestmark = pytest.mark.thorough
 TINY = DemoSettings(
     runs=2, block=20, blocks=2, iterations=3, restarts=1, proved_rounds=3, insecure_seed=3
 )

@@ -30,6 +30,7 @@ def blocks() -> list[object]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("language", "text"), blocks())
 def test_runnable_block_runs(language: str, text: str, tmp_path: Path) -> None:
     if language == "python":

@@ -43,6 +43,7 @@ def ran(folder: Path, **execution: Any) -> tuple[list[str], list[Any]]:
     return names, [study.to_json() for study in studies]
 
 
+@pytest.mark.thorough
 def test_a_study_is_reused_until_something_that_it_depends_on_changes(
     plan: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -417,10 +417,10 @@ def test_unequal_agents_have_rates_of_their_own() -> None:
 def test_a_person_with_many_records_pays_more_than_linearly() -> None:
     direct = pld.PLDAccountant(value_discretization_interval=1e-3)
     mixture = dp_accounting.dp_event.MixtureOfGaussiansDpEvent
-    direct.compose(mixture(4.0, [0.0, 1.0, 2.0], [0.25, 0.5, 0.25]), 30)
-    two = epsilon_of([Release(4.0, 0.5, 30)], 1e-5, 2)
+    direct.compose(mixture(8.0, [0.0, 1.0, 2.0], [0.25, 0.5, 0.25]), 10)
+    two = epsilon_of([Release(8.0, 0.5, 10)], 1e-5, 2)
     assert two == pytest.approx(direct.get_epsilon(1e-5), rel=1e-4)
-    assert two > 2 * epsilon_of([Release(4.0, 0.5, 30)], 1e-5)
+    assert two > 2 * epsilon_of([Release(8.0, 0.5, 10)], 1e-5)
     settings = ProofSettings(rounds=20, samples=1000, batch=50, stepsize="0.5", records=2)
     text = prove(LDPDSGD(0.5), ring(3), "eavesdropper", settings).findings()[0]
     assert "the 2 records of one person" in text

@@ -98,6 +98,7 @@ def test_partitions_reach_the_agents():
     assert [row[-1] for row in held.rows] == [len(targets) for _, targets in data]
 
 
+@pytest.mark.thorough
 @pytest.mark.integration
 def test_a_killed_run_continues_and_ends_with_the_same_numbers(tmp_path):
     script = (
@@ -147,7 +148,7 @@ def test_a_killed_run_continues_and_ends_with_the_same_numbers(tmp_path):
 
 @pytest.mark.parametrize("piece", [None, 1])
 def test_training_is_reused_unless_it_shall_be_fresh(piece, tmp_path):
-    asked = LearningSettings(training=Training(epochs=1, batch=250), runs=2, piece=piece)
+    asked = LearningSettings(training=Training(epochs=1, batch=500), runs=2, piece=piece)
     said = []
 
     def accuracy(**execution):

@@ -116,7 +116,7 @@ def shares_of(mechanism: Mechanism, flow: Flow) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("mechanism", NAMED, ids=str)
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(graph=graphs(), seed=st.integers(0, 2**32), round=st.integers(1, 10**6))
 def test_invariants_on_random_graphs(
     mechanism: Mechanism, graph: Graph, seed: int, round: int

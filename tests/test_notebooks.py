@@ -41,7 +41,7 @@ def test_a_page_becomes_cells(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.notebooks
+@pytest.mark.thorough
 @pytest.mark.integration
 @pytest.mark.parametrize("name", [page.stem for page in pages()])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

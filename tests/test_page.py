@@ -17,9 +17,12 @@ from sottovoce.storage.execution import Execution
 from sottovoce.studies.bound import BoundSettings, bound_study
 from sottovoce.studies.estimation import EstimationSettings, estimation_study
 
-pytestmark = pytest.mark.skipif(
-    browser() is None, reason="no Chromium was found (Debian: apt install chromium)"
-)
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(
+        browser() is None, reason="no Chromium was found (Debian: apt install chromium)"
+    ),
+]
 TINY = DemoSettings(runs=2, block=20, blocks=2, iterations=3, restarts=1, insecure_seed=3)
 
 

@@ -53,7 +53,7 @@ def short(algorithm: Mechanism | None = None, **options: Any) -> Result:
 def test_agents_reach_the_closed_form_optimum(algorithm: Mechanism) -> None:
     problem = Estimation.random(noise=0.1, regularisation=0.5)
     start = float(problem.optimum.norm())
-    result = simulate(problem, algorithm, ring(5), steps=3000, runs=10, insecure_seed=2)
+    result = simulate(problem, algorithm, ring(5), steps=1000, runs=4, insecure_seed=2)
     assert float(result.band("distance").mean[0]) == pytest.approx(start)
     assert float(result.band("distance").mean[-1]) < 0.01 * start
     assert float(result.band("consensus").mean[-1]) < 0.002 * start

@@ -95,6 +95,7 @@ def test_the_reference_has_every_public_name_and_command() -> None:
 
 
 @built
+@pytest.mark.thorough
 @in_browser
 def test_nothing_goes_wrong_and_no_host_is_asked(views: Any) -> None:
     wrong = {page: one["errors"] for page, one in views["pages"].items() if one["errors"]}
@@ -103,6 +104,7 @@ def test_nothing_goes_wrong_and_no_host_is_asked(views: Any) -> None:
 
 
 @built
+@pytest.mark.thorough
 @in_browser
 def test_the_search_finds_names_and_commands(views: Any) -> None:
     found = {word: views["pages"][f"search.html?q={word}"]["found"] for word in WORDS}
@@ -113,6 +115,7 @@ def test_the_search_finds_names_and_commands(views: Any) -> None:
 
 
 @built
+@pytest.mark.thorough
 @in_browser
 def test_pages_fit_and_follow_the_scheme(views: Any) -> None:
     for page, one in views["pages"].items():
@@ -123,6 +126,7 @@ def test_pages_fit_and_follow_the_scheme(views: Any) -> None:
         assert (contrast > 0.6) if views["dark"] else (contrast < -0.6), page
 
 
+@pytest.mark.thorough
 @in_browser
 def test_the_probe_sees_what_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "bad.html").write_text(

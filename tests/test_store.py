@@ -325,7 +325,7 @@ def test_a_changed_input_is_computed_anew(change: tuple[str, Any], tmp_path: Pat
     assert len(said) == 2
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(calls=st.lists(st.lists(st.sampled_from(CHANGES), max_size=3), min_size=2, max_size=5))
 def test_a_reused_number_is_the_number_that_would_have_been_computed(
     calls: list[list[tuple[str, Any]]], tmp_path_factory: pytest.TempPathFactory

@@ -182,6 +182,7 @@ def test_a_second_tab_cannot_disturb_a_training() -> None:
         studio.at(number + 1)
 
 
+@pytest.mark.thorough
 @HEADLESS
 def test_a_visitor_trains_listens_and_switches_on_the_guarantee(
     address: str, tmp_path: Path

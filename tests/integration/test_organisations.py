@@ -69,6 +69,7 @@ def ports() -> dict[str, str]:
     return dict(zip(("7001", "7002"), found, strict=True))
 
 
+@pytest.mark.thorough
 def test_three_people_follow_the_tutorial(tmp_path: Path, ports: dict[str, str]) -> None:
     identities = commands("1. Everybody: make a key and a card")
     (invite,) = commands("2. One person: prepare the agreement")

@@ -65,6 +65,7 @@ def test_agents_over_tls_give_the_simulator_s_bits_plain_and_masked(tmp_path: Pa
         assert torch.equal(got, simulated(masked, rounds, options)), name
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("masked", [0, 1])
 def test_killed_agents_start_again_with_the_same_bytes_and_the_others_live_on(
     masked: int, tmp_path: Path

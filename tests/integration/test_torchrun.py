@@ -266,6 +266,7 @@ def test_survivors_of_a_kill_end_with_peer_lost_in_time(lost: Path, kill: str) -
         assert f"lost agent {report['agent']} in round {report['round']}" in str(report["text"])
 
 
+@pytest.mark.thorough
 def test_a_killed_training_resumes_and_ends_as_if_undisturbed(tmp_path: Path) -> None:
     kills = "before@6,during@13,after@20"
     disturbed, calm = tmp_path / "disturbed", tmp_path / "calm"
@@ -285,6 +286,7 @@ def test_a_killed_training_resumes_and_ends_as_if_undisturbed(tmp_path: Path) ->
         assert kept == [f"round-{round:012d}.safetensors" for round in (20, 24)]
 
 
+@pytest.mark.thorough
 def test_agents_with_a_journal_lose_no_round_and_end_as_if_undisturbed(tmp_path: Path) -> None:
     """Agents of a ring of 4 die in turn: every start goes on where each agent was."""
     journal, calm = tmp_path / "journal", tmp_path / "calm"
@@ -308,6 +310,7 @@ def test_agents_that_are_not_neighbours_are_not_connected(five: Path) -> None:
     assert [json.loads((five / f"links-{agent}.json").read_text()) for agent in range(5)] == [2] * 5
 
 
+@pytest.mark.thorough
 def test_the_example_trains_in_its_own_loop(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "examples" / "train_mnist.py"
     options = ("--graph", "path:2", "--epochs", "1", "--checkpoint", tmp_path)
@@ -341,6 +344,7 @@ def own(agent, agents):
 """
 
 
+@pytest.mark.thorough
 def test_the_command_trains_a_user_s_model_and_keeps_its_weights(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -374,6 +378,7 @@ def test_the_command_trains_a_user_s_model_and_keeps_its_weights(
     assert list((tmp_path / "board").glob("events*"))
 
 
+@pytest.mark.thorough
 def test_a_training_with_a_proof_says_its_epsilon_and_is_in_the_ledger(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
