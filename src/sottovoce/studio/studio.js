@@ -143,7 +143,7 @@
       const steps = points.map(([round, each]) => `${28 + (367 * round) / last} ${135 - 120 * each[agent]}`);
       element("path", { d: "M" + steps.join("L") }, picture);
     }
-    element("text", { x: 350, y: 148 }, picture).textContent = `round ${last}`;
+    element("text", { x: 395, y: 148, "text-anchor": "end" }, picture).textContent = `round ${last}`;
   };
   const round3 = (value) => (value === null || value === undefined ? "-" : Number(value.toPrecision(3)).toString());
   const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
@@ -243,6 +243,7 @@
   });
   const remember = () => {
     if (frozen) return;
+    $("shown").hidden = true; // A command or an address that was told is of earlier choices.
     const found = { ...wish(), epsilon: $("epsilon").value, links: [...chosen.links].join(","), inside: [...chosen.inside].join(","), target: chosen.target, protection: chosen.protection };
     history.replaceState(null, "", location.pathname + location.search + "#" + new URLSearchParams(found));
   };
