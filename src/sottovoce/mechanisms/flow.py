@@ -43,7 +43,8 @@ class Flow:
     x: states (runs, senders, d). s: gradients, which the stepsizes turn into steps, likewise.
     shares: one for each route, (runs, routes, d), once the step is split. v: messages, likewise.
     before: after the exchange the state of which `x` is the successor. memory: what parts keep from
-    round to round, by names of their own. asked: whose private numbers were asked for.
+    round to round, by names of their own. asked: whose private numbers were asked for. proving:
+    whether the chain bounds samples, so that a proof may count on the noise that it adds.
     """
 
     x: Tensor
@@ -54,6 +55,7 @@ class Flow:
     at: Clock
     memory: dict[str, Tensor] = field(default_factory=dict)
     asked: set[Scope] = field(default_factory=set)
+    proving: bool = False
     shares: Tensor = field(init=False)
     v: Tensor = field(init=False)
     before: Tensor = field(init=False)
@@ -110,8 +112,14 @@ class Flow:
         return self._draw(self.streams.exact_normal, scope, purpose, round, torch.float64)
 
     def add_normal_(self, tensor: Tensor, deviation: float, purpose: str) -> None:
-        """Add Gaussian numbers of this deviation to (runs, senders, d) without storing them."""
+        """Add Gaussian numbers of this deviation to (runs, senders, d) without storing them.
+
+        Where a proof may count on them and the tensor is `s`, as `add_exactly` adds them.
+        """
         self.asked.add(Scope.AGENT)
+        if self.proving and tensor is self.s:
+            self.add_exactly(lambda part: part.exact_normal(Scope.AGENT, purpose).mul_(deviation))
+            return
         self.streams.add_normal_(tensor, deviation, self._named(purpose), self.at.round)
 
     def add_exactly(self, noise: Callable[["Flow"], Tensor]) -> None:

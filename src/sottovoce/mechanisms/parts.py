@@ -86,7 +86,10 @@ class Clip(Bound):
 
 @dataclass(frozen=True)
 class GradientNoise(Part):
-    """Add independent Gaussian noise to the gradient; `noise` is the deviation of a coordinate."""
+    """Add independent Gaussian noise to the gradient; `noise` is the deviation of a coordinate.
+
+    In a chain with a clip it is drawn and added as in `StepNoise`, fit for a proof.
+    """
 
     place: ClassVar[Place] = "gradient"
     linear: ClassVar[bool] = True

@@ -231,6 +231,7 @@ class Kernel:
         bad_round: (runs, agents) int32, 0 or the first round after which an agent's state was not
         finite.
         """
+        flow.proving = self._mechanism.bound is not None
         for part in self._mechanism.at("gradient"):
             part(flow)
         shares = self._public.coefficients(flow)
