@@ -343,28 +343,6 @@ def test_what_comes_after_the_noise_is_free() -> None:
         assert found.epsilon == pytest.approx(plain, rel=1e-6)
 
 
-@dataclass(frozen=True)
-class SingleDraws(Part):
-    """Noise as an unwary author writes it: one draw of the gradient's own type."""
-
-    place: ClassVar[Place] = "step"
-    linear: ClassVar[bool] = True
-    by_coordinate: ClassVar[bool] = True
-    keeps_average: ClassVar[bool] = False
-
-    def __call__(self, flow: Flow) -> None:
-        flow.s = flow.s + 0.1 * flow.mean_stepsize * flow.normal(Scope.AGENT, "single")
-
-
-def test_single_draws_prove_nothing() -> None:
-    """float32 draws take 2^23 values, and their low bits show what they were added to."""
-    chain = Mechanism("single", (Clip(), SingleDraws(), Shares("keep")))
-    found = prove(chain, ring(4), "eavesdropper", SMALL)
-    assert not found.proved
-    assert any("'single' are single draws" in reason for reason in found.reasons)
-    assert prove("clip:1.0+noisy-dsgd:0.1", ring(4), "eavesdropper", SMALL).proved
-
-
 def test_agents_without_noise_are_named() -> None:
     settings, noise = SMALL, 0.05
     alone = prove(DECOR(noise, 0.2), ring(5), "agents:0,2", settings)

@@ -173,6 +173,16 @@ def test_every_backend_computes_what_the_reference_does(
 
 
 @pytest.mark.parametrize("mechanism", EVERY, ids=str)
+def test_shares_of_many_rounds_at_once_are_those_of_each(mechanism: Mechanism) -> None:
+    if not mechanism.split.timeless:
+        pytest.skip("its shares are computed round by round")
+    state, gradient = drawn(grid(2, 3), 5)
+    flow = flow_of(grid(2, 3), state, gradient)
+    each = [mechanism.split.coefficients(replace(flow, at=Clock(k))) for k in (7, 8, 9)]
+    assert torch.equal(mechanism.split.coefficients(flow.of_rounds(7, 3)), torch.cat(each))
+
+
+@pytest.mark.parametrize("mechanism", EVERY, ids=str)
 def test_one_agent_alone_computes_the_bits_of_all_together(mechanism: Mechanism) -> None:
     graph = grid(2, 3)
     state, gradient = drawn(graph, 3)
@@ -319,6 +329,13 @@ class Broken(_False):
         flow.shares = flow.shares / 0.0
 
 
+@dataclass(frozen=True)
+class Fading(Shares):
+    def coefficients(self, flow: Flow) -> torch.Tensor:
+        found = super().coefficients(flow)
+        return found if flow.at.round < 3 else self.mean(flow.routes).unsqueeze(-1).expand_as(found)
+
+
 @pytest.mark.parametrize(
     ("part", "fault"),
     [
@@ -336,6 +353,11 @@ def test_a_false_claim_is_refused_by_name(part: Part, fault: str) -> None:
         check(PDSGD() + part, ring(5))
     honest = replace(PDSGD(), parts=(Shares(),))
     check(honest, ring(5))
+
+
+def test_a_split_that_changes_with_the_rounds_must_not_be_timeless() -> None:
+    with pytest.raises(AlgorithmError, match="Fading says that it is timeless, but the coeffic"):
+        check(Mechanism("fading", (Fading(),)), ring(5))
 
 
 def test_impossible_chains_are_refused() -> None:

@@ -17,6 +17,7 @@ from sottovoce.errors import SottovoceError
 from sottovoce.randomness import (
     CipherStreams,
     InsecureSeedWarning,
+    RoundsAsRuns,
     Streams,
     private_streams,
     warn_about_seed,
@@ -254,3 +255,30 @@ def test_another_process_agrees_only_where_there_is_a_seed() -> None:
     private, repeated = map(float, done.stdout.split())
     assert repeated == private_streams(1, 1, insecure_seed=3).uniform("t", 1, 1).item()
     assert private != private_streams(1, 1).uniform("t", 1, 1).item()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [1, SMALL, 784, LARGE])
+def test_numbers_drawn_for_many_rounds_at_once_are_those_of_single_rounds(
+    count: int, dtype: torch.dtype
+) -> None:
+    planned = seeded()
+    # A part of streams draws nothing ahead.
+    single = planned.part(slice(None), slice(None))
+    for round in (1, 2, 3, 64, 65, 2):
+        expected = single.uniform("test", round, count, dtype)
+        assert torch.equal(planned.uniform("test", round, count, dtype), expected)
+        steps = [torch.full_like(expected, 3.0) for _ in range(2)]
+        for streams, step in zip((planned, single), steps, strict=True):
+            streams.scale_(step, 0.1, 0.7, "test", round)
+        assert torch.equal(*steps)
+    together = RoundsAsRuns(planned, 3).uniform("test", 2, count, dtype)
+    rounds = [single.uniform("test", round, count, dtype) for round in (2, 3, 4)]
+    assert torch.equal(together, torch.cat(rounds))
+
+
+def test_numbers_handed_out_may_be_altered() -> None:
+    streams = seeded()
+    expected = streams.uniform("test", 1, SMALL)
+    streams.uniform("test", 1, SMALL).zero_()
+    assert torch.equal(streams.uniform("test", 1, SMALL), expected)

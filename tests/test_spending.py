@@ -176,18 +176,6 @@ def test_a_torn_record_of_executed_rounds_is_refused_and_never_counts_as_none(
     assert together(over, 3) == [False, True, False]
 
 
-def test_a_training_under_way_does_not_begin_again_in_an_empty_folder(tmp_path: Path) -> None:
-    def act(transport: ThreadTransport) -> list[list[int]]:
-        optimizer = optimizer_of(transport)
-        train(optimizer, 2)
-        with pytest.raises(DistributedError, match="2 rounds were played already"):
-            optimizer.resume(tmp_path)
-        return optimizer.executions.to_json()
-
-    for (span,) in together(act, 3):
-        assert span[:3] == [0, 1, 2]
-
-
 def test_shared_noise_is_not_accounted_over_a_change_of_graph() -> None:
     for algorithm, holds in ((NOISY, False), (LDPDSGD(0.3), True)):
 
@@ -255,15 +243,6 @@ def test_a_training_is_in_the_ledger_before_it_starts_and_charged_in_full(tmp_pa
     (ended,) = Ledger(kept.path).entries
     assert ended.rounds == 24
     assert ended.epsilon == found.epsilon > begun.epsilon > ten
-
-
-def test_rounds_done_again_are_in_the_ledger_before_the_training_ends(tmp_path: Path) -> None:
-    training = Training(algorithm=str(NOISY), batch_size=50, rounds=10, epochs=2)
-    account = TrainingAccount(training, ledger=Ledger(tmp_path / "ledger.json", "subset"))
-    for redone, charged in ((0, 20), (3, 23), (2, 23)):
-        account.heard(report(redone, 10, redone))
-        (entry,) = Ledger(tmp_path / "ledger.json").entries
-        assert entry.rounds == charged
 
 
 def test_a_training_without_a_guarantee_makes_the_ledger_unbounded(tmp_path: Path) -> None:

@@ -107,12 +107,6 @@ class Course:
         }
         said = self._transport.gather(document, _RESUMING)
         plan = decide(said, self._graph, self.agent, self._transport.epoch)
-        if plan.how == "start" and self.round:
-            raise DistributedError(
-                f"{folder} holds nothing to go on from, and {self.round} rounds were played "
-                "already: round 1 cannot be played again with its private numbers; call resume() "
-                "before the first round"
-            )
         self._record = record
         if plan.how == "journal":
             return self._take_up(kept, noted, store, said)

@@ -234,10 +234,3 @@ class _EdgeStreams(Streams):
             self._of(edge, round).uniform(purpose, round, count, dtype) for edge in self.agents
         ]
         return torch.cat(drawn, 1).to(self.device)
-
-    def scale_(self, tensor: Tensor, low: float, high: float, purpose: str, round: int) -> None:
-        draws = self.uniform(purpose, round, tensor.shape[-1], tensor.dtype)
-        tensor.mul_(draws.mul_(high - low).add_(low))
-
-    def add_normal_(self, tensor: Tensor, deviation: float, purpose: str, round: int) -> None:
-        tensor.add_(self.normal(purpose, round, tensor.shape[-1], tensor.dtype).mul_(deviation))

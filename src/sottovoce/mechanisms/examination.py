@@ -100,6 +100,11 @@ def _faults(mechanism: Mechanism, graph: Graph, stepsize: Stepsize) -> Iterator[
             yield f"{name} says that it is linear, but twice the input is not twice the output"
         if part.by_coordinate and not _is_by_coordinate(alone, graph, once):
             yield f"{name} says that it works by coordinate, but one coordinate alters another"
+        if part.place == "split" and not _is_timeless_if_said(alone, graph):
+            yield (
+                f"{name} says that it is timeless, but the coefficients of three rounds at once "
+                "are not those of each round (else say timeless = False)"
+            )
 
 
 def _inputs(graph: Graph) -> tuple[Tensor, Tensor]:
@@ -166,6 +171,17 @@ def _is_by_coordinate(mechanism: Mechanism, graph: Graph, once: Tensor) -> bool:
     x[..., 0], g[..., 0] = 1e3 * x[..., 0] + 1, -1e3 * g[..., 0]
     _, other = _played(mechanism, graph, (x, g))
     return torch.equal(once[:, 1:], other[:, 1:])
+
+
+def _is_timeless_if_said(mechanism: Mechanism, graph: Graph) -> bool:
+    if not mechanism.split.timeless:
+        return True
+    flow = _flow(graph, *_inputs(graph))
+    found = []
+    for round in (1, 2, 3):
+        flow.at = Clock(round)
+        found.append(mechanism.split.coefficients(flow))
+    return torch.equal(torch.cat(found), mechanism.split.coefficients(flow.of_rounds(1, 3)))
 
 
 class _Louder(DeviceStreams):

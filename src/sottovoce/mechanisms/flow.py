@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.graphs import Routes
-from sottovoce.randomness import Streams
+from sottovoce.randomness import RoundsAsRuns, Streams
 from sottovoce.stepsizes import Stepsize
 
 _BLOCK_NUMBERS = {True: 1 << 16, False: 1 << 25}
@@ -43,8 +43,7 @@ class Flow:
     x: states (runs, senders, d). s: gradients, which the stepsizes turn into steps, likewise.
     shares: one for each route, (runs, routes, d), once the step is split. v: messages, likewise.
     before: after the exchange the state of which `x` is the successor. memory: what parts keep from
-    round to round, by names of their own. asked: whose private numbers were asked for. proving:
-    whether the chain bounds samples, so that a proof may count on the noise that it adds.
+    round to round, by names of their own. asked: whose private numbers were asked for.
     """
 
     x: Tensor
@@ -55,7 +54,6 @@ class Flow:
     at: Clock
     memory: dict[str, Tensor] = field(default_factory=dict)
     asked: set[Scope] = field(default_factory=set)
-    proving: bool = False
     shares: Tensor = field(init=False)
     v: Tensor = field(init=False)
     before: Tensor = field(init=False)
@@ -68,6 +66,12 @@ class Flow:
             return self.x.new_full((len(agents), 1), self.stepsize.mean(round))
         means = [self.stepsize.mean(round, agent) for agent in agents]
         return self.x.new_tensor(means).unsqueeze(-1)
+
+    def of_rounds(self, first: int, rounds: int) -> "Flow":
+        """Some rounds in a row as more runs, round by round, with states of no coordinates."""
+        streams = RoundsAsRuns(self.streams, rounds)
+        none = self.x.new_empty(len(streams.runs), self.x.shape[1], 0)
+        return Flow(none, none, self.routes, streams, self.stepsize, Clock(first))
 
     def by_route(self, values: Tensor) -> Tensor:
         """What each route's sender has: (..., senders, n) -> (..., routes, n)."""
@@ -112,14 +116,8 @@ class Flow:
         return self._draw(self.streams.exact_normal, scope, purpose, round, torch.float64)
 
     def add_normal_(self, tensor: Tensor, deviation: float, purpose: str) -> None:
-        """Add Gaussian numbers of this deviation to (runs, senders, d) without storing them.
-
-        Where a proof may count on them and the tensor is `s`, as `add_exactly` adds them.
-        """
+        """Add Gaussian numbers of this deviation to (runs, senders, d) without storing them."""
         self.asked.add(Scope.AGENT)
-        if self.proving and tensor is self.s:
-            self.add_exactly(lambda part: part.exact_normal(Scope.AGENT, purpose).mul_(deviation))
-            return
         self.streams.add_normal_(tensor, deviation, self._named(purpose), self.at.round)
 
     def add_exactly(self, noise: Callable[["Flow"], Tensor]) -> None:

@@ -92,6 +92,14 @@ class Split(Part):
         """Whether one number b_ij serves all coordinates of a link."""
         return True
 
+    @property
+    def timeless(self) -> bool:
+        """Whether the coefficients follow from private numbers alone, in every round alike.
+
+        Then those of many rounds are computed at once (`Flow.of_rounds`).
+        """
+        return False
+
     @abstractmethod
     def coefficients(self, flow: Flow) -> Tensor:
         """The b_ij: (runs, routes, 1) in float64, or (runs, routes, d) where not `scalar`."""

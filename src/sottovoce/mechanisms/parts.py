@@ -37,6 +37,10 @@ class Shares(Split):
     def scalar(self) -> bool:
         return self.rule != "coordinate"
 
+    @property
+    def timeless(self) -> bool:
+        return self.scalar
+
     def coefficients(self, flow: Flow) -> Tensor:
         raw = self._raw(flow)
         return raw / flow.by_route(flow.over_routes(raw))
@@ -86,10 +90,7 @@ class Clip(Bound):
 
 @dataclass(frozen=True)
 class GradientNoise(Part):
-    """Add independent Gaussian noise to the gradient; `noise` is the deviation of a coordinate.
-
-    In a chain with a clip it is drawn and added as in `StepNoise`, fit for a proof.
-    """
+    """Add independent Gaussian noise to the gradient; `noise` is the deviation of a coordinate."""
 
     place: ClassVar[Place] = "gradient"
     linear: ClassVar[bool] = True

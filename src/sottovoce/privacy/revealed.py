@@ -249,13 +249,6 @@ class _Asked:
             again = "by a later part" if before[0] == self.now[0] else "in another round"
             self.faults.append(f"the numbers of the {purpose!r} are asked for again {again}")
 
-    def single(self, purpose: str) -> None:
-        if self.now[1] == "step":
-            self.faults.append(
-                f"the numbers of the {purpose!r} are single draws, whose low bits show what they "
-                "are added to; draw them with flow.exact_normal and add them with flow.add_exactly"
-            )
-
     def uniform(self, purpose: str) -> None:
         if self.now[1] == "step":
             self.faults.append(f"the uniform numbers of the {purpose!r} stand where noise is added")
@@ -281,14 +274,13 @@ class _Probes(Streams):
     def normal(
         self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
     ) -> Tensor:
-        self._asked.single(purpose)
-        return self.exact_normal(purpose, round, count, dtype)
+        self._asked.normal(purpose, round)
+        return self.table(purpose, count)[None, list(self.agents)].to(dtype)
 
     def exact_normal(
         self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
     ) -> Tensor:
-        self._asked.normal(purpose, round)
-        return self.table(purpose, count)[None, list(self.agents)].to(dtype)
+        return self.normal(purpose, round, count, dtype)
 
     def add_normal_(self, tensor: Tensor, deviation: float, purpose: str, round: int) -> None:
         tensor.add_(self.normal(purpose, round, tensor.shape[-1], tensor.dtype), alpha=deviation)

@@ -44,7 +44,6 @@ class TrainingAccount:
         self._ledger = ledger
         self._name = f"begun {secrets.token_hex(4)}"
         self._charges: dict[int, Charge] = {}
-        self._redone = 0
         self._enter(self._name, self.expected())
 
     def expected(self) -> Guarantee | None:
@@ -63,13 +62,10 @@ class TrainingAccount:
         self._charges[agent] = Charge(**charged)
         if agent in self._targets:
             report["epsilon"] = self._meter(agent, self._charges[agent]).epsilon
-        redone = self._charges[agent].redone
-        if self._name.startswith("begun") or redone > self._redone:
-            # At once, since the process may be killed before it ends.
+        if self._name.startswith("begun"):
             begun, self._name = self._name, f"training {training:016x}"
             left = max(self._planned, self._charges[agent].rounds)
             self._enter(self._name, self._after(left), begun)
-            self._redone = max(redone, self._redone)
         return report
 
     def end(self) -> Guarantee | None:

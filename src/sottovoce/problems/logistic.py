@@ -105,11 +105,11 @@ class Logistic(ConvexProblem):
     def gradient(self, state: Tensor, streams: Streams, round: int, out: Tensor) -> Tensor:
         if self.sampling.poisson:
             return self._summed(state, streams, round, out, None)
-        chosen = streams.integers("data", round, self.batch, self.samples)
         if 2 * self.samples < len(state) * self.batch:
+            chosen = streams.integers("data", round, self.batch, self.samples)
             self._by_counts(state, chosen, out)
         else:
-            self._by_samples(state, chosen, out)
+            self._by_samples(state, streams, round, out)
         return out
 
     def clipped_gradient(
@@ -143,14 +143,21 @@ class Logistic(ConvexProblem):
             )
         return out
 
-    def _by_samples(self, state: Tensor, chosen: Tensor, out: Tensor) -> None:
-        """Gather the chosen samples of each run and agent; chosen: (runs, agents, batch)."""
-        samples = chosen.add_(self._first).view(-1, self.batch)
+    def _by_samples(self, state: Tensor, streams: Streams, round: int, out: Tensor) -> None:
+        """Gather the chosen samples of each run and agent."""
+
+        def rows_of(first: int, rounds: int) -> Tensor:
+            drawn = streams.rounds("data", first, rounds, self.batch).mul_(self.samples)
+            return drawn.long().add_(self._first).flatten(1)
+
+        count = state.shape[0] * self.agents * self.batch
+        chosen = streams.ahead(("rows", self.batch, self.samples), 8 * count, round, rows_of)
         points, gradients = (tensor.view(-1, 1, self.dimension) for tensor in (state, out))
         row_bytes = self.batch * self.dimension * out.element_size()
-        if len(samples) * row_bytes <= _AT_ONCE * WORK_BYTES:
-            self._gather(samples.flatten(), points, gradients)
+        if len(points) * row_bytes <= _AT_ONCE * WORK_BYTES:
+            self._gather(chosen, points, gradients)
             return
+        samples = chosen.view(-1, self.batch)
         for part in blocks(len(samples), row_bytes, self._work):
             self._gather(samples[part].flatten(), points[part], gradients[part])
 

@@ -5,19 +5,23 @@ from collections.abc import Sequence
 import torch
 
 from sottovoce.errors import SottovoceError
+from sottovoce.randomness.ahead import Ahead
 from sottovoce.randomness.cipher import CipherStreams
 from sottovoce.randomness.device import DeviceStreams
 from sottovoce.randomness.streams import (
     InsecureSeedWarning,
+    RoundsAsRuns,
     Streams,
     require_jitter,
     warn_about_seed,
 )
 
 __all__ = [
+    "Ahead",
     "CipherStreams",
     "DeviceStreams",
     "InsecureSeedWarning",
+    "RoundsAsRuns",
     "Streams",
     "private_streams",
     "require_jitter",

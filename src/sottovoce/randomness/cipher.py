@@ -1,6 +1,6 @@
 """Private numbers from AES-256 in counter mode, under a key of the operating system."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, Self
 
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.errors import SottovoceError
+from sottovoce.randomness.ahead import Ahead
 from sottovoce.randomness.streams import Streams, digest, master_key, to_normal
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 _BLOCK_BYTES = 1 << 17
 """Draws are made in blocks of about this many bytes, so that no second tensor is stored."""
+
+_AHEAD_BYTES, _FEWEST_ROUNDS, _MOST_ROUNDS = 1 << 17, 4, 64
+"""Bytes held of numbers of many rounds; of how many rounds at least, or none, and at most."""
 
 _CIPHER_BLOCK = 16
 _SERIALS = count()
@@ -83,7 +87,7 @@ class CipherStreams(Streams):
         super().__init__(runs, agents, torch.device("cpu"))
         self._master = key or master_key(insecure_seed)
         self._ciphers: dict[_Address, CipherContext] = {}
-        self._ahead: dict[_Address, tuple[int, Tensor]] | None = {}
+        self._ahead: dict[tuple[object, ...], Ahead] | None = {}
         self._desk = _Desk()
         self._number()
 
@@ -103,22 +107,37 @@ class CipherStreams(Streams):
     def uniform(
         self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
     ) -> Tensor:
-        one_round = len(self._run) * -(-count * dtype.itemsize // _CIPHER_BLOCK) * _CIPHER_BLOCK
-        rounds = max(1, _BLOCK_BYTES // max(1, one_round))
-        if rounds == 1 or self._ahead is None:
-            return self._rounds(purpose, round, 1, count, dtype)[0]
-        # Few numbers a round: those of many rounds cost hardly more than those of one.
-        first, numbers = self._ahead.get((purpose, count, dtype), (-1, None))
-        if numbers is None or not first <= round < first + rounds:
-            first = round - round % rounds
-            numbers = self._rounds(purpose, first, rounds, count, dtype)
-            self._ahead[purpose, count, dtype] = first, numbers
-        return numbers[round - first].clone()
+        if self._rounds_ahead(len(self._run) * count * dtype.itemsize) == 1:
+            return self.rounds(purpose, round, 1, count, dtype)[0]
+        return self._held(purpose, round, count, dtype).clone()
 
-    def _rounds(
-        self, purpose: str, first: int, rounds: int, count: int, dtype: torch.dtype
+    def _held(self, purpose: str, round: int, count: int, dtype: torch.dtype) -> Tensor:
+        """The same numbers, not to be altered, from those of many rounds."""
+        each = len(self._run) * count * dtype.itemsize
+
+        def make(first: int, rounds: int) -> Tensor:
+            return self.rounds(purpose, first, rounds, count, dtype)
+
+        return self.ahead((purpose, count, dtype), each, round, make)
+
+    def ahead(
+        self, what: tuple[object, ...], each: int, round: int, make: Callable[[int, int], Tensor]
     ) -> Tensor:
-        """The numbers of some rounds in a row: (rounds, runs, agents, count)."""
+        rounds = self._rounds_ahead(each)
+        if rounds == 1 or self._ahead is None:
+            return make(round, 1)[0]
+        if what not in self._ahead:
+            self._ahead[what] = Ahead(rounds)
+        return self._ahead[what].at(round, make)
+
+    def _rounds_ahead(self, each: int) -> int:
+        """Of how many rounds numbers are held that take so many bytes in each."""
+        rounds = _AHEAD_BYTES // max(1, each)
+        return 1 if self._ahead is None or rounds < _FEWEST_ROUNDS else min(rounds, _MOST_ROUNDS)
+
+    def rounds(
+        self, purpose: str, first: int, rounds: int, count: int, dtype: torch.dtype = torch.float64
+    ) -> Tensor:
         out = torch.empty(rounds, len(self.runs), len(self.agents), count, dtype=dtype)
         for block, draws in self._drawn(out, purpose, first, rounds):
             block[:] = draws
@@ -126,6 +145,10 @@ class CipherStreams(Streams):
 
     def scale_(self, tensor: Tensor, low: float, high: float, purpose: str, round: int) -> None:
         width = high - low
+        if self._rounds_ahead(tensor.nbytes) > 1:
+            held = self._held(purpose, round, tensor.shape[-1], tensor.dtype)
+            tensor.mul_((held * width).add_(low))
+            return
         for block, draws in self._drawn(tensor, purpose, round):
             draws *= width
             draws += low

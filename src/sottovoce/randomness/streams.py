@@ -15,7 +15,7 @@ import math
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Self
 
@@ -59,9 +59,28 @@ class Streams(ABC):
     ) -> Tensor:
         """`count` numbers in [0, 1) for each run and agent: (runs, agents, count)."""
 
-    @abstractmethod
+    def rounds(
+        self, purpose: str, first: int, rounds: int, count: int, dtype: torch.dtype = torch.float64
+    ) -> Tensor:
+        """`uniform` of some rounds in a row: (rounds, runs, agents, count)."""
+        each = range(first, first + rounds)
+        return torch.stack([self.uniform(purpose, round, count, dtype) for round in each])
+
+    def ahead(
+        self, what: tuple[object, ...], each: int, round: int, make: Callable[[int, int], Tensor]
+    ) -> Tensor:
+        """What `make` makes of the numbers of a round: of many rounds at once where it is small.
+
+        what: all that decides it, but for the round. each: its bytes in one round. make: called
+        with the first round and the number of rounds, gives a row for each. The caller must not
+        alter what it gets.
+        """
+        return make(round, 1)[0]
+
     def scale_(self, tensor: Tensor, low: float, high: float, purpose: str, round: int) -> None:
         """Multiply each entry of (runs, agents, d) by its own number uniform on [low, high)."""
+        draws = self.uniform(purpose, round, tensor.shape[-1], tensor.dtype)
+        tensor.mul_(draws.mul_(high - low).add_(low))
 
     def normal(
         self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
@@ -85,9 +104,9 @@ class Streams(ABC):
             total += self.normal(term, round, count, dtype)
         return total.mul_(0.5)
 
-    @abstractmethod
     def add_normal_(self, tensor: Tensor, deviation: float, purpose: str, round: int) -> None:
         """Add to each entry of (runs, agents, d) its own Gaussian number of this deviation."""
+        tensor.add_(self.normal(purpose, round, tensor.shape[-1], tensor.dtype).mul_(deviation))
 
     def integers(self, purpose: str, round: int, count: int, high: int | Tensor) -> Tensor:
         """`count` whole numbers in [0, high) for each run and agent; `high` may differ by agent.
@@ -95,6 +114,22 @@ class Streams(ABC):
         A tensor `high` has shape (agents, 1). The bias is below high / 2**52.
         """
         return (self.uniform(purpose, round, count) * high).long()
+
+
+class RoundsAsRuns(Streams):
+    """The numbers of some rounds in a row, from the one asked for on, as if they were more runs.
+
+    What is computed of the numbers of a single round is so computed for many rounds at once.
+    """
+
+    def __init__(self, streams: Streams, rounds: int) -> None:
+        super().__init__(range(rounds * len(streams.runs)), streams.agents, streams.device)
+        self._streams, self._rounds = streams, rounds
+
+    def uniform(
+        self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
+    ) -> Tensor:
+        return self._streams.rounds(purpose, round, self._rounds, count, dtype).flatten(0, 1)
 
 
 def _kept(agents: Sequence[int]) -> Sequence[int]:

@@ -22,7 +22,7 @@ from sottovoce.mechanisms.fixed_point import STEP, beyond, largest, to_numbers, 
 from sottovoce.mechanisms.flow import Flow
 from sottovoce.mechanisms.reference import Gather, See, by_messages, make_messages, split_step
 from sottovoce.problems.base import room_like
-from sottovoce.randomness import DeviceStreams
+from sottovoce.randomness import Ahead, DeviceStreams
 
 _DENSE_AGENTS = {True: 24, False: 64}
 """Up to how many agents the dense product is faster: on a CPU (on a ring), and elsewhere."""
@@ -30,6 +30,8 @@ _DENSE_AGENTS = {True: 24, False: 64}
 _BLOCK_NUMBERS = {True: 1 << 15, False: 1 << 24}
 """Shares held at a time on a CPU, whose cache they should not leave, and elsewhere."""
 
+_PLANNED_NUMBERS = 1 << 10
+"""Coefficients of links computed at a time, those of many rounds where one round has few."""
 
 LARGE = 1 << 28
 """Bytes of states from which on random access to agents is faster in huge pages."""
@@ -52,15 +54,22 @@ class Mixer(ABC):
         if shares is None:
             out.sub_(step)
         else:
-            self._subtract(shares.to(step.dtype), step, out)
+            self.subtract(self.splittings(shares)[0], step, out)
 
     @abstractmethod
     def mix(self, state: Tensor, out: Tensor) -> None:
         """out = W state."""
 
     @abstractmethod
-    def _subtract(self, shares: Tensor, step: Tensor, out: Tensor) -> None:
-        """out -= B step."""
+    def splittings(self, shares: Tensor) -> Tensor:
+        """B of some rounds, a row for each, overwritten by the next ones.
+
+        shares: (rounds * runs, routes), round by round.
+        """
+
+    @abstractmethod
+    def subtract(self, splitting: Tensor, step: Tensor, out: Tensor) -> None:
+        """out -= B step, with B as `splittings` makes it."""
 
 
 def mixer(graph: Graph, like: Flow) -> Mixer:
@@ -80,18 +89,22 @@ class DenseMixer(Mixer):
         self._entries = routes.receiver * graph.agents + routes.sender
         mixing = torch.from_numpy(graph.mixing.toarray()).to(device, dtype)
         self.mixing = mixing.expand(runs, -1, -1)
-        self._splitting = torch.zeros(runs, graph.agents, graph.agents, dtype=dtype, device=device)
+        self._splittings = torch.zeros(0, *self.mixing.shape, dtype=dtype, device=device)
 
-    def splitting(self, shares: Tensor) -> Tensor:
-        """B, (runs, agents, agents), overwritten by the next one."""
-        self._splitting.flatten(1).index_copy_(1, self._entries, shares)
-        return self._splitting
+    def splittings(self, shares: Tensor) -> Tensor:
+        """B of some rounds: (rounds, runs, agents, agents)."""
+        rounds = len(shares) // len(self.mixing)
+        if len(self._splittings) != rounds:
+            self._splittings = self._splittings.new_zeros(rounds, *self.mixing.shape)
+        numbers = shares.to(self._splittings.dtype)
+        self._splittings.view(len(shares), -1).index_copy_(1, self._entries, numbers)
+        return self._splittings
 
     def mix(self, state: Tensor, out: Tensor) -> None:
         torch.bmm(self.mixing, state, out=out)
 
-    def _subtract(self, shares: Tensor, step: Tensor, out: Tensor) -> None:
-        out.baddbmm_(self.splitting(shares), step, alpha=-1.0)
+    def subtract(self, splitting: Tensor, step: Tensor, out: Tensor) -> None:
+        out.baddbmm_(splitting, step, alpha=-1.0)
 
 
 class SparseMixer(Mixer):
@@ -106,6 +119,8 @@ class SparseMixer(Mixer):
         self._columns = (columns + agents * run).flatten().to(device)
         weight = torch.from_numpy(graph.mixing.data).to(device, dtype)
         self._mixing = self._matrix(weight.repeat(runs), agents * runs)
+        self._splitting = self._matrix(torch.zeros_like(self._mixing.values()), agents * runs)
+        self._entries = self._splitting.values()
 
     def _matrix(self, values: Tensor, size: int) -> Tensor:
         with warnings.catch_warnings():
@@ -118,10 +133,14 @@ class SparseMixer(Mixer):
         flat = out.flatten(0, 1)
         torch.addmm(flat, self._mixing, state.flatten(0, 1), beta=0.0, out=flat)
 
-    def _subtract(self, shares: Tensor, step: Tensor, out: Tensor) -> None:
-        flat, flat_step = out.flatten(0, 1), step.flatten(0, 1)
-        splitting = self._matrix(shares.flatten(), len(flat_step))
-        torch.addmm(flat, splitting, flat_step, alpha=-1.0, out=flat)
+    def splittings(self, shares: Tensor) -> Tensor:
+        """The entries of B in some rounds: (rounds, runs * routes)."""
+        return shares.to(self._entries.dtype).view(-1, len(self._entries))
+
+    def subtract(self, splitting: Tensor, step: Tensor, out: Tensor) -> None:
+        self._entries.copy_(splitting)
+        flat = out.flatten(0, 1)
+        torch.addmm(flat, self._splitting, step.flatten(0, 1), alpha=-1.0, out=flat)
 
 
 def backend(mechanism: Mechanism, graph: Graph, like: Flow) -> Gather:
@@ -136,12 +155,25 @@ class Product:
 
     def __init__(self, mechanism: Mechanism, graph: Graph, like: Flow) -> None:
         self._mixer, self._public = mixer(graph, like), _Public(mechanism, like)
-        self._buffers = _Buffers(mechanism, like)
+        self._buffers, self._split = _Buffers(mechanism, like), mechanism.split
+        numbers = len(like.x) * len(like.routes.sender)
+        planned = self._public.private and mechanism.split.timeless and like.x.device.type == "cpu"
+        self._ahead = Ahead(max(1, _PLANNED_NUMBERS // numbers) if planned else 1)
 
     def __call__(self, flow: Flow) -> Tensor:
         out = self._buffers.instead_of(flow.x)
-        self._mixer.combine(flow.x, flow.s, out, self._public.coefficients(flow))
+        if self._ahead.rounds == 1:
+            self._mixer.combine(flow.x, flow.s, out, self._public.coefficients(flow))
+            return out
+        self._mixer.mix(flow.x, out)
+        splitting = self._ahead.at(flow.at.round, lambda *rounds: self._planned(flow, *rounds))
+        self._mixer.subtract(splitting, flow.s, out)
         return out
+
+    def _planned(self, flow: Flow, first: int, rounds: int) -> Tensor:
+        """B of some rounds in a row."""
+        shares = self._split.coefficients(flow.of_rounds(first, rounds))[..., 0]
+        return self._mixer.splittings(shares)
 
 
 class _Buffers:
@@ -164,14 +196,14 @@ class _Public:
         self._split = mechanism.split
         like.asked.clear()
         found = self._split.coefficients(like)[..., 0]
-        self._private, self._found = bool(like.asked), found
+        self.private, self._found = bool(like.asked), found
         self._keeps = not like.asked and bool((found == like.routes.own.to(found.dtype)).all())
 
     def coefficients(self, flow: Flow) -> Tensor | None:
         """The b_ij (runs, routes), or None where every agent keeps its whole step."""
         if self._keeps:
             return None
-        return self._split.coefficients(flow)[..., 0] if self._private else self._found
+        return self._split.coefficients(flow)[..., 0] if self.private else self._found
 
 
 class Blocks:
@@ -182,7 +214,7 @@ class Blocks:
 
     def __init__(self, mechanism: Mechanism, graph: Graph, like: Flow) -> None:
         self._mechanism, self._mixer = mechanism, mixer(graph, like)
-        self._buffers = _Buffers(mechanism, like)
+        self._buffers, self._split = _Buffers(mechanism, like), mechanism.split
         numbers = _BLOCK_NUMBERS[like.x.device.type == "cpu"]
         rows = max(1, numbers // (like.routes.slots * like.x.shape[-1]))
         at_once, runs = min(rows, graph.agents), max(1, rows // graph.agents)
@@ -231,11 +263,10 @@ class Kernel:
         bad_round: (runs, agents) int32, 0 or the first round after which an agent's state was not
         finite.
         """
-        flow.proving = self._mechanism.bound is not None
         for part in self._mechanism.at("gradient"):
             part(flow)
         shares = self._public.coefficients(flow)
-        splitting = None if shares is None else self._dense.splitting(shares.float())
+        splitting = None if shares is None else self._dense.splittings(shares)[0]
         streams, round = flow.streams, flow.at.round
         assert isinstance(streams, DeviceStreams)
         interval = flow.stepsize.common_interval(round)

@@ -1,0 +1,27 @@
+"""Small numbers of many rounds, computed together: that costs hardly more than those of one."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+
+class Ahead:
+    """Hold what belongs to each of some rounds in a row, computed for all of them at once.
+
+    rounds: how many.
+    """
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds, self._first = rounds, 0
+        self._rows: Tensor | None = None
+
+    def at(self, round: int, make: Callable[[int, int], Tensor]) -> Tensor:
+        """The row of a round, which is not to be altered.
+
+        make: called with the first round and the number of rounds, gives a row for each.
+        """
+        place = round % self.rounds
+        if self._rows is None or round - place != self._first:
+            self._first = round - place
+            self._rows = make(self._first, self.rounds)
+        return self._rows[place]
