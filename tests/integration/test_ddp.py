@@ -38,7 +38,8 @@ def anna(transport: ThreadTransport, store: Path | None) -> Tensor:
         ddp_worker.backward(wrapped, *(whole if store is None else halves[0]))
         optimizer.step()
     if store is not None:
-        dist.destroy_process_group()
+        del wrapped
+        ddp_worker.leave()
     return optimizer.state_vector.clone()
 
 
