@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 from benchmarks.common import by_turns, machine, ratio, save, show
+from benchmarks.gpu_updates import many_agents, noise
 from benchmarks.workloads import Clocked
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from sottovoce import DSGD, PDSGD, ring, simulate
+from sottovoce import DSGD, PDSGD, random_regular, ring, simulate
 from sottovoce.kernels import philox
 from sottovoce.kernels.mixing import Factors, mix_
 from sottovoce.mechanisms import Mechanism
@@ -30,6 +31,7 @@ from sottovoce.studies.training import Training
 
 CUDA = torch.device("cuda")
 DIMENSION = 1_676_266
+PARTS = ("mixing", "many-agents", "noise", "gradients", "rounds", "one-training", "accuracy")
 WARM = 2
 
 
@@ -208,6 +210,29 @@ def steps(training: Training, runs: int, rounds: int) -> dict[str, Any]:
     return found
 
 
+def one_training(training: Training, agents: int, rounds: int) -> dict[str, Any]:
+    """Whole rounds of one simulation of many agents on a random 4-regular graph."""
+    data, validation, _ = training.portions(agents)
+    problem = training.problem(data, validation)
+    clocked, last = Clocked(problem, moment), rounds + WARM
+    simulate(
+        *(clocked, PDSGD(), random_regular(4, agents)),
+        steps=last,
+        stepsize=training.stepsize(Experiment(), problem.rounds_an_epoch),
+        insecure_seed=1,
+        options=Options(measure=[last], keep_final=False),
+    )
+    torch.cuda.synchronize()
+    took = [begun.elapsed_time(ended) / 1e3 for begun, ended in pairwise(clocked.ticks[WARM:])]
+    low, median, high = statistics.quantiles([agents / t for t in took], n=4)
+    show(
+        f"One training of {agents:,} agents, 4-regular, the paper's CNN, {training.precision}",
+        ("agents", "agent-steps a second", "quartiles"),
+        [(f"{agents:,}", f"{median:,.0f}", f"{low:,.0f} to {high:,.0f}")],
+    )
+    return {"agents": agents, "agent_steps_a_second": median, "quartiles": [low, high]}
+
+
 def accuracy(base: dict[str, Any], runs: int, epochs: int) -> dict[str, Any]:
     """The same runs, with the same private numbers, in float32 and in bfloat16."""
     found: dict[str, Any] = {}
@@ -260,7 +285,10 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=9)
     parser.add_argument("--runs", type=int, default=200, help="of a whole round, five agents each")
     parser.add_argument("--accuracy-runs", type=int, default=10, help="0 leaves training out")
+    parser.add_argument("--only", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
+    parser.add_argument("--precisions", default="bfloat16,float32", help="of whole rounds")
     options = parser.parse_args()
+    parts = options.only.split(",")
     base = {
         "model": "paper",
         "data": "mnist" if options.data_dir else "subset",
@@ -270,14 +298,25 @@ def main() -> None:
         "device": "cuda",
     }
     found: dict[str, Any] = {"machine": machine()}
-    found["mixing"] = mixing(100, options.repetitions)
-    torch.cuda.empty_cache()
-    found["gradients"] = gradients(500, options.repetitions)
-    torch.cuda.empty_cache()
-    for precision in ("bfloat16", "float32"):
+    repetitions = options.repetitions
+    works: dict[str, Callable[[], dict[str, Any]]] = {
+        "mixing": lambda: mixing(100, repetitions),
+        "many-agents": lambda: many_agents(1000, DIMENSION, repetitions, seconds),
+        "noise": lambda: noise(50, DIMENSION, repetitions, seconds),
+        "gradients": lambda: gradients(500, repetitions),
+    }
+    for precision in options.precisions.split(","):
         training = Training(**base, precision=precision)  # type: ignore[arg-type]
-        found[f"rounds, {precision}"] = steps(training, options.runs, options.repetitions)
-    if options.accuracy_runs:
+        rounds, single = f"rounds, {precision}", f"one training, {precision}"
+        if "rounds" in parts:
+            works[rounds] = partial(steps, training, options.runs, repetitions)
+        if "one-training" in parts:
+            works[single] = partial(one_training, training, 1000, repetitions)
+    for name, work in works.items():
+        if name in parts or "," in name:
+            found[name] = work()
+            torch.cuda.empty_cache()
+    if "accuracy" in parts and options.accuracy_runs:
         found["accuracy"] = accuracy(base, options.accuracy_runs, epochs=8)
     save(options.out, found)
 

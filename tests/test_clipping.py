@@ -145,8 +145,7 @@ def test_pieces_give_the_sums_of_all_at_once(monkeypatch: pytest.MonkeyPatch) ->
     present = torch.rand(2, 9) < 0.6
     sums = []
     for size in (1 << 24, 57 * 8 * 3, 57 * 8 * 12):
-        sizes = {True: size, False: size}
-        monkeypatch.setattr("sottovoce.problems.gradients.clipped._CPU_BYTES", sizes)
+        monkeypatch.setattr("sottovoce.problems.gradients.clipped._CPU_BYTES", size)
         monkeypatch.setattr("sottovoce.problems.gradients.clipped._FEWEST", 1)
         clipped = ClippedGradients(dense(), cross_entropy, torch.device("cpu"))
         torch.manual_seed(1)
@@ -156,6 +155,34 @@ def test_pieces_give_the_sums_of_all_at_once(monkeypatch: pytest.MonkeyPatch) ->
         sums.append(out)
     assert torch.allclose(sums[0], sums[1], **EXACT)
     assert torch.allclose(sums[0], sums[2], **EXACT)
+
+
+def test_less_is_taken_at_a_time_where_memory_was_not_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (x, y), *_ = samples(9)
+    clipped = ClippedGradients(dense(), cross_entropy, torch.device("cpu"))
+    vectors = torch.zeros(1, clipped.layout.dimension, dtype=torch.float64)
+    given = vectors, x[None], y[None], torch.ones(1, 9, dtype=torch.bool), Clip(0.5)
+    expected, found = torch.full_like(vectors, torch.nan), torch.full_like(vectors, torch.nan)
+    clipped(*given, expected)
+    sums, tried = clipped._sums, []
+
+    def short_of_memory(vectors, x, *rest):  # type: ignore[no-untyped-def]
+        tried.append(x.shape[1])
+        if x.shape[1] > most:
+            raise torch.OutOfMemoryError("no more")
+        sums(vectors, x, *rest)
+
+    monkeypatch.setattr(clipped, "_sums", short_of_memory)
+    monkeypatch.setattr("sottovoce.problems.gradients.clipped._CPU_BYTES", 1)
+    most = 4
+    clipped(*given, found)
+    assert torch.allclose(found, expected, **EXACT)
+    assert tried == [9, 8, 4, 4, 1]
+    most = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        clipped(*given, found)
 
 
 def test_a_sample_whose_gradient_is_not_finite_counts_as_nothing() -> None:
@@ -197,6 +224,29 @@ class Centred(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x - x.mean(0)
+
+
+class Later(nn.Module):
+    """Every sample sees the one behind it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x[:-1] - x[1:], x[-1:]])
+
+
+class Counted(nn.Module):
+    """Every sample sees how many there are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / len(x)
+
+
+@pytest.mark.parametrize("module", [Later(), Counted()])
+def test_samples_that_see_the_next_one_or_their_number_are_refused(module: nn.Module) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), module).double().train()
+    with pytest.raises(ProblemError, match="samples of a batch interact in Sequential"):
+        refuse_interacting_samples(model, samples(9, 9)[0][0])
+    assert model.training
+    assert module.training
 
 
 def test_modules_whose_samples_interact_are_refused() -> None:
@@ -268,6 +318,31 @@ def test_a_bound_that_does_not_hold_is_refused() -> None:
     with pytest.raises(AlgorithmError, match="at most 1, but its factors let 2 through"):
         check(PDSGD() + Loose(), ring(5))
     check(PDSGD() + replace(Loose(), norm=2.0), ring(5))
+
+
+@dataclass(frozen=True)
+class ByTheLargest(Bound):
+    """Scales a batch by its largest gradient: what one sample contributes depends on others."""
+
+    norm: float = 1.0
+
+    def factors(self, norms: Tensor) -> Tensor:
+        return self.norm / norms.max().clamp(min=1e-30).expand_as(norms)
+
+
+@dataclass(frozen=True)
+class Turning(Bound):
+    norm: float = 1.0
+
+    def factors(self, norms: Tensor) -> Tensor:
+        return -3 * (self.norm / norms).clamp(max=1.0)
+
+
+def test_a_bound_that_looks_at_other_samples_or_turns_them_is_refused() -> None:
+    with pytest.raises(AlgorithmError, match="ByTheLargest gives a sample another factor beside"):
+        check(PDSGD() + ByTheLargest(), ring(5))
+    with pytest.raises(AlgorithmError, match="at most 1, but its factors let 3 through"):
+        check(PDSGD() + Turning(), ring(5))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -1,19 +1,22 @@
 """The fused kernels and their torch versions: known answers, and the same numbers both ways.
 
-Without a GPU the torch versions are tested; the kernels' own tests need Triton and CUDA.
+Without a GPU the torch versions are tested; the kernels' own tests need Triton, and CUDA or its
+interpreter.
 """
 
 import math
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from kernels import CPU, CUDA, DEVICE, needs_triton, on_gpu
 from sottovoce import DSGD, PDSGD, ModuleProblem, Power, Stepsize, complete, ring, simulate
 from sottovoce.errors import ProblemError
-from sottovoce.kernels import convolution, philox, usable
+from sottovoce.kernels import convolution, interpreted, philox, usable
 from sottovoce.kernels.convolution import After
 from sottovoce.kernels.mixing import Factors, mix_
 from sottovoce.mechanisms import Clip, Clock, Flow, Mechanism, NoisyDSGD
@@ -26,12 +29,6 @@ from sottovoce.randomness import DeviceStreams
 from sottovoce.simulation.options import Options
 from sottovoce.simulation.rounds import DenseMixer, Kernel
 from sottovoce.stepsizes import Deterministic, Uniform
-
-CPU = torch.device("cpu")
-CUDA = torch.device("cuda")
-on_gpu = pytest.mark.skipif(
-    not (torch.cuda.is_available() and usable(CUDA)), reason="needs Triton and a CUDA device"
-)
 
 
 def stack() -> nn.Sequential:
@@ -236,14 +233,21 @@ def test_more_numbers_than_the_kernels_count_are_refused():
         fused.outputs(torch.zeros(1, ParameterLayout(stack()).dimension), inputs)
 
 
-def test_kernels_are_for_cuda_alone():
-    assert not usable(CPU)
+def test_kernels_are_for_cuda_alone_unless_they_are_interpreted():
+    assert usable(CPU) == (interpreted() and find_spec("triton") is not None)
 
 
-def gpu_and_cpu(work: Callable[..., Tensor | tuple[Tensor | None, ...]], *tensors: Tensor) -> None:
-    """Let `work` compute by bfloat16 kernels and by float32 torch: whole numbers come out equal."""
-    expected = work(*tensors)
-    given = [t.cuda().bfloat16() if t.is_floating_point() else t.cuda() for t in tensors]
+def gpu_and_cpu(
+    work: Callable[..., Tensor | tuple[Tensor | None, ...]],
+    *tensors: Tensor,
+) -> None:
+    """Let `work` compute by 16-bit kernels and by float32 torch: whole numbers come out equal."""
+    # The interpreter multiplies bfloat16 as whole numbers of 16 bits.
+    dtype = torch.bfloat16 if DEVICE == CUDA else torch.float16
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(convolution, "usable", lambda device: False)
+        expected = work(*tensors)
+    given = [t.to(DEVICE, dtype) if t.is_floating_point() else t.to(DEVICE) for t in tensors]
     found = work(*given)
     pairs = [(found, expected)] if isinstance(found, Tensor) else zip(found, expected, strict=True)
     for ours, theirs in pairs:
@@ -254,12 +258,12 @@ def gpu_and_cpu(work: Callable[..., Tensor | tuple[Tensor | None, ...]], *tensor
 SIZES = [(16, 16), (32, 32), (32, 64), (64, 32), (64, 64)]
 
 
-@on_gpu
+@needs_triton
 @pytest.mark.parametrize("pool", [False, True])
 @pytest.mark.parametrize(("inputs", "outputs"), SIZES)
 def test_convolutions_of_whole_numbers_are_exact(inputs, outputs, pool):
     x = whole_numbers(2, 3, 6, 10, inputs, most=1)
-    weight = whole_numbers(2, 3, 3, inputs, outputs, seed=1, most=1)
+    weight = whole_numbers(2, outputs, inputs, 3, 3, seed=1, most=1)
     for flat in (False, True):
         after = After("relu", pool, flat)
 
@@ -271,12 +275,12 @@ def test_convolutions_of_whole_numbers_are_exact(inputs, outputs, pool):
         gpu_and_cpu(forward, x, weight, whole_numbers(2, outputs, seed=2))
 
 
-@on_gpu
+@needs_triton
 @pytest.mark.parametrize("pool", [False, True])
 @pytest.mark.parametrize(("inputs", "outputs"), SIZES)
 def test_input_gradients_of_whole_numbers_are_exact(inputs, outputs, pool):
     dz = whole_numbers(2, 3, 6, 10, outputs, most=1)
-    weight = whole_numbers(2, 3, 3, outputs, inputs, seed=1, most=1)
+    weight = whole_numbers(2, outputs, inputs, 3, 3, seed=1, most=1)
     lower = whole_numbers(2, 3, 6, 10, inputs, seed=2)
     index = torch.randint(0, 4, lower.shape, dtype=torch.uint8)
 
@@ -287,7 +291,7 @@ def test_input_gradients_of_whole_numbers_are_exact(inputs, outputs, pool):
     gpu_and_cpu(backward, dz, weight, lower, index)
 
 
-@on_gpu
+@needs_triton
 @pytest.mark.parametrize(("inputs", "outputs"), SIZES)
 def test_weight_gradients_of_whole_numbers_are_exact(inputs, outputs):
     def gradient(x, dz):
@@ -298,13 +302,18 @@ def test_weight_gradients_of_whole_numbers_are_exact(inputs, outputs):
     gpu_and_cpu(gradient, whole_numbers(2, 3, 6, 10, inputs), whole_numbers(2, 3, 6, 10, outputs))
 
 
-@on_gpu
+@needs_triton
 def test_first_layers_and_dense_gradients_of_whole_numbers_are_exact():
     weight, bias = whole_numbers(2, 32, 2, 3, 3, seed=1), whole_numbers(2, 32, seed=2)
     x, dz = whole_numbers(2, 3, 2, 6, 10), whole_numbers(2, 3, 6, 10, 32, seed=3)
 
     def forward(x, weight, bias):
-        out, _ = convolution.convolve_first(x, weight.float(), bias.float(), After("relu"))
+        out, _ = convolution.convolve_first(
+            x,
+            weight.float(),
+            bias.float(),
+            After("relu"),
+        )
         return out
 
     def backward(x, dz):

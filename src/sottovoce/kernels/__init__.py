@@ -5,6 +5,7 @@ CUDA device is missing. `sottovoce.kernels.device` holds the Triton code and is 
 functions that launch it.
 """
 
+import os
 from functools import cache
 from importlib.util import find_spec
 
@@ -17,10 +18,20 @@ def _has_triton() -> bool:
 
 
 def usable(device: torch.device) -> bool:
-    """Whether Triton kernels can run on `device`: they are launched on the current one alone."""
+    """Whether Triton kernels can run on `device`: they are launched on the current one alone.
+
+    With TRITON_INTERPRET=1 in the environment Triton plays them on a CPU, for tests.
+    """
+    if device.type == "cpu":
+        return interpreted() and _has_triton()
     if device.type != "cuda" or not _has_triton():
         return False
     return device.index is None or device.index == torch.cuda.current_device()
 
 
-__all__ = ["usable"]
+def interpreted() -> bool:
+    """Whether Triton plays kernels on a CPU, as its own variable asks."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+__all__ = ["interpreted", "usable"]

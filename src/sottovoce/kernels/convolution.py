@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
-from sottovoce.kernels import usable
+from sottovoce.kernels import interpreted, usable
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
@@ -43,15 +43,16 @@ class After:
 def convolve(x: Tensor, weight: Tensor, bias: Tensor, after: After) -> tuple[Tensor, Tensor | None]:
     """Convolve, activate and pool; return the outputs and the pool's index.
 
-    x: (replicas, images, H, W, inputs); weight: (replicas, 3, 3, inputs, outputs), of x's type;
-    bias: (replicas, outputs) rows of any stride. Outputs: (replicas, images, H', W', outputs), or
-    (replicas, images, outputs, H', W') if `after.flat`.
+    x: (replicas, images, H, W, inputs); weight: torch's (replicas, outputs, inputs, 3, 3), rows of
+    any stride; bias: (replicas, outputs), likewise. Outputs: (replicas, images, H', W', outputs),
+    or (replicas, images, outputs, H', W') if `after.flat`.
     """
     if usable(x.device):
-        out, index = _outputs(x, weight.shape[-1], x.shape[2], x.shape[3], after)
+        out, index = _outputs(x, weight.shape[1], x.shape[2], x.shape[3], after)
         _launch(x, weight, bias, None, index, out, after, total=False)
         return out, index
-    return _finish(_plain(x, weight) + bias[:, None, None, None], after, x.dtype)
+    z = _plain(x, weight.permute(0, 3, 4, 2, 1).to(x.dtype))
+    return _finish(z + bias[:, None, None, None], after, x.dtype)
 
 
 def convolve_first(
@@ -62,7 +63,7 @@ def convolve_first(
     x: (replicas, images, inputs, H, W); weight: (replicas, outputs, inputs, 3, 3).
     """
     if not usable(x.device):
-        return convolve(x.permute(0, 1, 3, 4, 2), forward_weight(weight, x.dtype), bias, after)
+        return convolve(x.permute(0, 1, 3, 4, 2), weight, bias, after)
     from sottovoce.kernels.device import convolution as device
 
     replicas, images, inputs, H, W = x.shape
@@ -73,8 +74,8 @@ def convolve_first(
     device.convolve_first[grid](
         x, weight, bias, index, out, images,
         weight.stride(0), bias.stride(0), x.stride(0), out.stride(0),
-        H, W, inputs, outputs, _taps(inputs), after.activation, after.pool, after.flat, "tf32",
-        block, num_warps=warps,
+        H, W, inputs, outputs, _taps(inputs), _activation(after, x.dtype), after.pool, after.flat,
+        "tf32", block, num_warps=warps,
     )  # fmt: skip
     return out, index
 
@@ -84,7 +85,7 @@ def input_gradient(
 ) -> tuple[Tensor, Tensor | None]:
     """Gradient with respect to the lower layer's sums, and if asked its total over all pixels.
 
-    dz: (replicas, images, H, W, outputs); weight: `backward_weight`; lower: the lower layer's
+    dz: (replicas, images, H, W, outputs); weight: as in `convolve`; lower: the lower layer's
     outputs (replicas, images, H, W, inputs) behind what is `after` it; through a max pool, whose
     `index` it takes, the gradient goes back to (replicas, images, 2H, 2W, inputs).
     """
@@ -93,7 +94,8 @@ def input_gradient(
         scale = 1 if index is None else 2
         out = dz.new_empty(replicas, images, scale * H, scale * W, inputs)
         return out, _launch(dz, weight, None, lower, index, out, after, total)
-    gradient = _plain(dz, weight) * slope(lower, after.activation)
+    flipped = weight.permute(0, 3, 4, 1, 2).flip(1, 2).to(dz.dtype)
+    gradient = _plain(dz, flipped) * slope(lower, after.activation)
     added = gradient.sum((1, 2, 3)) if total else None
     return (gradient if index is None else _spread(gradient, index)), added
 
@@ -209,16 +211,6 @@ def convert(rows: Tensor, dtype: torch.dtype) -> Tensor:
     return out
 
 
-def forward_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """Torch's (replicas, outputs, inputs, 3, 3) as `convolve` takes it."""
-    return weight.permute(0, 3, 4, 2, 1).to(dtype).contiguous()
-
-
-def backward_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """Torch's (replicas, outputs, inputs, 3, 3) as `input_gradient` takes it: flipped."""
-    return weight.permute(0, 3, 4, 1, 2).to(dtype).flip(1, 2).contiguous()
-
-
 def slope(outputs: Tensor, activation: str) -> Tensor:
     """The activation's derivative, from its outputs."""
     if activation == "sigmoid":
@@ -276,20 +268,23 @@ def _launch(
     index: where the max pool's places are written, or in the backward pass read.
     """
     from sottovoce.kernels.device import convolution as device
+    from sottovoce.kernels.device.wide import convolve_wide
 
     replicas, images, H, W, inputs = x.shape
-    outputs, backward = weight.shape[-1], bias is None
-    wide, block, tiles, warps, stages = _tiling(inputs, outputs, x.dtype)
-    kernel = device.convolve_wide if wide else device.convolve
-    weight = _widened(weight) if wide else weight
+    backward = bias is None
+    outputs = weight.shape[2 if backward else 1]
+    wide, tiles, ahead = _tiling(inputs, outputs, x.dtype, backward)
+    block, warps = _WINDOWS
+    kernel = convolve_wide if wide else device.convolve
+    weight = _arranged(weight, x.dtype, backward, wide)
     grid = (_ceil(images * H * W // 4, block * tiles), replicas)
     added = x.new_empty(replicas, grid[0], outputs, dtype=torch.float32) if total else None
     bias, lower = x if bias is None else bias, x if lower is None else lower
     kernel[grid](
         x, weight, bias, lower, index, out, added, images,
         bias.stride(0), x.stride(0), out.stride(0), lower.stride(0),
-        H, W, inputs, outputs, after.activation, index is not None, backward, after.flat,
-        total, "tf32", block, tiles, num_warps=warps, num_stages=stages,
+        H, W, inputs, outputs, _activation(after, x.dtype), index is not None, backward, after.flat,
+        total, "tf32", block, tiles, ahead, num_warps=warps, num_stages=1,
     )  # fmt: skip
     return None if added is None else added.sum(1)
 
@@ -302,6 +297,7 @@ def _outputs(x: Tensor, outputs: int, H: int, W: int, after: After) -> tuple[Ten
     return out, torch.empty_like(out, dtype=torch.uint8) if after.pool else None
 
 
+_WINDOWS = (64, 4)
 _FIRST = (64, 2)
 _FIRST_WEIGHT = (4, 128, 4, 2)
 _OUTER = (64, 128, 4, 2)
@@ -310,11 +306,13 @@ _CONVERT = (2048, 4)
 """Block sizes, warps and pipeline stages that were the fastest on an H200."""
 
 
-def _tiling(inputs: int, outputs: int, dtype: torch.dtype) -> tuple[bool, int, int, int, int]:
-    """Whether pairs share products, windows at once, blocks of them, warps, pipeline stages."""
+def _tiling(inputs: int, outputs: int, dtype: torch.dtype, backward: bool) -> tuple[bool, int, int]:
+    """Whether pairs share products, how many blocks of windows, how many inputs ahead."""
     if inputs * outputs <= 1024 and dtype != torch.float32:
-        return True, 64, 14, 4, 1
-    return False, 64, 4 if inputs * outputs >= 4096 else 1, 4, 1
+        return True, 14, 0
+    if inputs * outputs >= 4096:
+        return (False, 1, 1) if backward else (False, 4, 2)
+    return False, 1, 0 if backward else 2
 
 
 def _weight_tiling(outputs: int, dtype: torch.dtype) -> tuple[int, int, int]:
@@ -324,13 +322,25 @@ def _weight_tiling(outputs: int, dtype: torch.dtype) -> tuple[int, int, int]:
     return (64, 4, 4) if outputs < 64 else (32, 4, 3)
 
 
-def _widened(weight: Tensor) -> Tensor:
-    """Weights of four neighbouring inputs for two neighbouring outputs: (replicas, 3, 4i, 2o)."""
-    replicas, _, _, inputs, outputs = weight.shape
-    wide = weight.new_zeros(replicas, 3, 4, inputs, 2, outputs)
-    wide[:, :, :3, :, 0] = weight
-    wide[:, :, 1:, :, 1] = weight
-    return wide.view(replicas, 3, 4 * inputs, 2 * outputs)
+def _arranged(weight: Tensor, dtype: torch.dtype, backward: bool, wide: bool) -> Tensor:
+    """Torch's weights in the order and type in which the kernels read them."""
+    from sottovoce.kernels.device import pointwise as device
+
+    replicas, outputs, inputs = weight.shape[:3]
+    count = (24 if wide else 9) * outputs * inputs
+    out = torch.empty(replicas, count, dtype=dtype, device=weight.device)
+    block, warps = _CONVERT
+    device.arrange[(_ceil(count, block), replicas)](
+        weight, out, weight.stride(0), count, outputs, inputs, backward, wide, block,
+        num_warps=warps,
+    )  # fmt: skip
+    return out
+
+
+def _activation(after: After, dtype: torch.dtype) -> str:
+    """The activation by the kernels' name: where outputs have 8 bits, one of 11 serves."""
+    fast = after.activation == "sigmoid" and dtype == torch.bfloat16 and not interpreted()
+    return "~sigmoid" if fast else after.activation
 
 
 def _taps(inputs: int) -> int:

@@ -63,6 +63,29 @@ def uniform(
     return torch.cat(numbers, -1)[..., :count].contiguous()
 
 
+def scale_(
+    rows: Tensor,
+    runs: range,
+    agents: Sequence[int],
+    interval: tuple[float, float],
+    key: int,
+    round: int,
+) -> None:
+    """Multiply `rows`, (runs, agents, count) float32 where kernels run, by numbers on an interval.
+
+    They are those of `uniform`, drawn inside the kernel.
+    """
+    from sottovoce.kernels.device.random import scale
+
+    (low, high), count = interval, rows.shape[-1]
+    stored = blocks(count, rows.dtype)
+    grid = (rows.shape[0] * rows.shape[1] * -(-stored // _BLOCK),)
+    scale[grid](
+        rows, key, round, runs.start, _numbers(_fixed(agents), rows.device), low, high - low,
+        count, stored, len(agents), _BLOCK,
+    )  # fmt: skip
+
+
 @lru_cache(maxsize=256)
 def _numbers(agents: range | tuple[int, ...], device: torch.device) -> Tensor:
     """The agents' numbers on a device, copied there once."""

@@ -23,8 +23,8 @@ from sottovoce.problems.sampling import Sampling, weights_of
 from sottovoce.randomness import Streams
 from sottovoce.storage.identity import fingerprint
 
-_AT_ONCE = 8
-"""Blocks of work that a gather takes at most; a gather that fits is not divided."""
+_AT_ONCE, _UNDIVIDED = 8, 16
+"""Blocks of work that a gather takes at most, and up to how many it is not divided at all."""
 
 
 class Logistic(ConvexProblem):
@@ -154,7 +154,7 @@ class Logistic(ConvexProblem):
         chosen = streams.ahead(("rows", self.batch, self.samples), 8 * count, round, rows_of)
         points, gradients = (tensor.view(-1, 1, self.dimension) for tensor in (state, out))
         row_bytes = self.batch * self.dimension * out.element_size()
-        if len(points) * row_bytes <= _AT_ONCE * WORK_BYTES:
+        if len(points) * row_bytes <= _UNDIVIDED * WORK_BYTES:
             self._gather(chosen, points, gradients)
             return
         samples = chosen.view(-1, self.batch)

@@ -114,6 +114,7 @@ class ModuleProblem(Problem):
     def gradient(self, state: Tensor, streams: Streams, round: int, out: Tensor) -> Tensor:
         if self.sampling.poisson:
             return self._summed(state, streams, round, out, None)
+        self._settle()
         places = self._training.places(self.sampling.draw(streams, round).chosen).flatten(0, 1)
         self.model.train()
         vectors, gradients = state.flatten(0, 1), out.flatten(0, 1)
@@ -135,7 +136,8 @@ class ModuleProblem(Problem):
         if self._clipped is None:
             refuse_interacting_samples(self.model, self._training.inputs[:2])
             kernels = self._gradients.kernels
-            self._clipped = ClippedGradients(self.model, self.loss, self.device, kernels)
+            reduced = None if kernels else self._gradients.reduced
+            self._clipped = ClippedGradients(self.model, self.loss, self.device, kernels, reduced)
         chosen, present = self.sampling.draw(streams, round)
         places, present = self._training.places(chosen).flatten(0, 1), present.flatten(0, 1)
         vectors, sums = state.flatten(0, 1), out.flatten(0, 1)
@@ -143,6 +145,12 @@ class ModuleProblem(Problem):
             inputs, targets = self._training.at(places[part])
             self._clipped(vectors[part], inputs, targets, present[part], bound, sums[part])
         return out.div_(self.batch)
+
+    def _settle(self) -> None:
+        """Have it found out how gradients are best computed, if that takes a measurement."""
+        if not self._gradients.settled:
+            first = torch.zeros(self.batch, dtype=torch.long, device=self.device)
+            self._gradients.settle(*self._training.at(first), self.agents)
 
     def samples(self, streams: Streams, round: int) -> tuple[Tensor, Tensor]:
         """The batches behind a round's gradients: inputs and targets (runs, agents, batch, ...).
@@ -218,6 +226,7 @@ class ModuleProblem(Problem):
         return {**super().spec, "module": identity_of(model)}
 
     def describe(self) -> dict[str, Any]:
+        self._settle()
         return {
             "name": self.name,
             "model": type(self.model).__name__,

@@ -13,7 +13,7 @@ class Ahead:
 
     def __init__(self, rounds: int) -> None:
         self.rounds, self._first = rounds, 0
-        self._rows: Tensor | None = None
+        self._rows: tuple[Tensor, ...] = ()
 
     def at(self, round: int, make: Callable[[int, int], Tensor]) -> Tensor:
         """The row of a round, which is not to be altered.
@@ -21,7 +21,7 @@ class Ahead:
         make: called with the first round and the number of rounds, gives a row for each.
         """
         place = round % self.rounds
-        if self._rows is None or round - place != self._first:
+        if round - place != self._first or not self._rows:
             self._first = round - place
-            self._rows = make(self._first, self.rounds)
+            self._rows = make(self._first, self.rounds).unbind()
         return self._rows[place]

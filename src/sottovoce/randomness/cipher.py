@@ -131,7 +131,7 @@ class CipherStreams(Streams):
         return self._ahead[what].at(round, make)
 
     def _rounds_ahead(self, each: int) -> int:
-        """Of how many rounds numbers are held that take so many bytes in each."""
+        """How many rounds of numbers are held, where one takes `each` bytes."""
         rounds = _AHEAD_BYTES // max(1, each)
         return 1 if self._ahead is None or rounds < _FEWEST_ROUNDS else min(rounds, _MOST_ROUNDS)
 

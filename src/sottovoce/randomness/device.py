@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from sottovoce.kernels import philox
+from sottovoce.kernels import philox, usable
+from sottovoce.kernels.noise import Terms, add_normals_
 from sottovoce.randomness.streams import Streams, digest, master_key, to_normal
 
 _BLOCK_BYTES = 1 << 28
@@ -37,12 +38,27 @@ class DeviceStreams(Streams):
         return philox.uniform(self.runs, self.agents, count, dtype, key, round, self.device)
 
     def scale_(self, tensor: Tensor, low: float, high: float, purpose: str, round: int) -> None:
+        if usable(self.device) and tensor.dtype == torch.float32:
+            key = self.key(purpose, tensor.shape[-1], tensor.dtype)
+            philox.scale_(tensor, self.runs, self.agents, (low, high), key, round)
+            return
         for rows, draws in self._drawn(tensor, purpose, round):
             rows.mul_(draws.mul_(high - low).add_(low))
 
     def add_normal_(self, tensor: Tensor, deviation: float, purpose: str, round: int) -> None:
+        if usable(self.device) and tensor.dtype == torch.float32:
+            self._add_in_kernel(tensor, deviation, purpose, round)
+            return
         for rows, draws in self._drawn(tensor, purpose, round):
             rows.add_(to_normal(draws), alpha=deviation)
+
+    def _add_in_kernel(self, tensor: Tensor, deviation: float, purpose: str, round: int) -> None:
+        agents = torch.tensor(list(self.agents), device=self.device)
+        key = torch.full_like(agents, self.key(purpose, tensor.shape[-1], tensor.dtype))
+        clock, row = torch.full_like(agents, round), torch.arange(len(agents), device=self.device)
+        sizes = torch.full_like(agents, deviation, dtype=torch.float64)
+        terms = Terms(row, key, clock, agents, sizes, torch.float32)
+        add_normals_(tensor, terms, self.runs)
 
     def _drawn(self, tensor: Tensor, purpose: str, round: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Pairs (some runs of the tensor, fresh uniform numbers for them) that cover the tensor."""

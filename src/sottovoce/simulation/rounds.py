@@ -2,7 +2,8 @@
 
 The reference (`mechanisms.reference`) serves every chain. A plain chain is one product, x <- Wx -
 Bs: dense for small or dense graphs, sparse for large ones, where all runs form one block-diagonal
-matrix in CSR form; on a GPU with few agents it is one kernel. Where shares are drawn coordinate by
+matrix in CSR form; on a GPU it is one kernel, which draws Λ where it is used, and noise where it
+is added. Where shares are drawn coordinate by
 coordinate, they are taken from Wx a few senders at a time.
 """
 
@@ -16,7 +17,7 @@ from torch.nn.functional import pad
 from sottovoce.errors import SimulationError
 from sottovoce.graphs import Graph
 from sottovoce.kernels import usable
-from sottovoce.kernels.mixing import MOST_AGENTS, Factors, mix_
+from sottovoce.kernels.mixing import MOST_AGENTS, Factors, Links, mix_, mix_sparse
 from sottovoce.mechanisms import Mechanism, in_blocks
 from sottovoce.mechanisms.fixed_point import STEP, beyond, largest, to_numbers, to_steps
 from sottovoce.mechanisms.flow import Flow
@@ -26,6 +27,12 @@ from sottovoce.randomness import Ahead, DeviceStreams
 
 _DENSE_AGENTS = {True: 24, False: 64}
 """Up to how many agents the dense product is faster: on a CPU (on a ring), and elsewhere."""
+
+_SPARSE = 0.25
+"""The largest part of W's entries above 0 for which a sparse product is faster."""
+
+_MOST_NEIGHBOURS = 32
+"""Entries of W's rows up to which one kernel reads them, however dense the graph is."""
 
 _BLOCK_NUMBERS = {True: 1 << 15, False: 1 << 24}
 """Shares held at a time on a CPU, whose cache they should not leave, and elsewhere."""
@@ -75,10 +82,13 @@ class Mixer(ABC):
 def mixer(graph: Graph, like: Flow) -> Mixer:
     """The faster mixer for this graph."""
     runs, dtype, device = len(like.x), like.x.dtype, like.x.device
-    density = graph.mixing.nnz / graph.agents**2
-    if graph.agents <= _DENSE_AGENTS[device.type == "cpu"] or density > 0.25:
+    if graph.agents <= _DENSE_AGENTS[device.type == "cpu"] or _density(graph) > _SPARSE:
         return DenseMixer(graph, runs, dtype, device)
     return SparseMixer(graph, runs, dtype, device)
+
+
+def _density(graph: Graph) -> float:
+    return float(graph.mixing.nnz / graph.agents**2)
 
 
 class DenseMixer(Mixer):
@@ -238,44 +248,76 @@ class Blocks:
 
 
 class Kernel:
-    """x <- Wx - B(Λg) by one kernel over the states, on a GPU with few agents.
+    """x <- Wx - B(Λg) by one kernel over the states, on a GPU.
 
     Λ is drawn inside the kernel where each coordinate has a number of its own; it is the Λ that
-    `Stepsize.scale_` would draw. No successor states and no steps are stored.
+    `Stepsize.scale_` would draw. No steps are stored, and no successor states with few agents.
+    Noise of the chain's parts is drawn by kernels that add it, and never stored.
     """
 
     @classmethod
     def of(cls, mechanism: Mechanism, graph: Graph, like: Flow) -> "Kernel | None":
         """The kernel, or None where it does not serve this simulation."""
-        alters = mechanism.at("step") or mechanism.at("state")
-        suits = like.x.dtype == torch.float32 and graph.agents <= MOST_AGENTS
-        if not (usable(like.x.device) and suits and mechanism.plain) or alters:
+        most = int(graph.degrees.max()) + 1
+        sparse = _density(graph) <= _SPARSE or most <= _MOST_NEIGHBOURS
+        suits = like.x.dtype == torch.float32 and (sparse or graph.agents <= MOST_AGENTS)
+        added = all(part.additive for part in mechanism.at("shares"))
+        plain = mechanism.split.scalar and mechanism.exchanges == 1 and added
+        others = mechanism.at("messages") or mechanism.at("state")
+        if not (usable(like.x.device) and suits and plain) or others:
             return None
         return cls(mechanism, graph, like)
 
     def __init__(self, mechanism: Mechanism, graph: Graph, like: Flow) -> None:
-        self._dense = DenseMixer(graph, len(like.x), torch.float32, like.x.device)
         self._mechanism, self._public = mechanism, _Public(mechanism, like)
+        like.in_kernel = usable(like.x.device)
+        device = like.x.device
+        self._dense = self._spare = None
+        if graph.agents <= MOST_AGENTS:
+            self._dense = DenseMixer(graph, len(like.x), torch.float32, device)
+            return
+        self._spare = room_for(like.x)
+        starts, senders = (
+            torch.from_numpy(part).to(device, torch.int32)
+            for part in (graph.mixing.indptr, graph.mixing.indices)
+        )
+        weights = torch.from_numpy(graph.mixing.data).to(device, torch.float32)
+        self._links = Links(starts, senders, weights)
 
     def advance_(self, flow: Flow, bad_round: Tensor) -> None:
-        """Overwrite `flow.x`, and perhaps the gradients in `flow.s`, (runs, agents, d).
+        """Replace or overwrite `flow.x`, and perhaps the gradients in `flow.s`.
 
         bad_round: (runs, agents) int32, 0 or the first round after which an agent's state was not
         finite.
         """
+        flow.proving = self._mechanism.bound is not None
         for part in self._mechanism.at("gradient"):
             part(flow)
-        shares = self._public.coefficients(flow)
-        splitting = None if shares is None else self._dense.splittings(shares)[0]
         streams, round = flow.streams, flow.at.round
         assert isinstance(streams, DeviceStreams)
-        interval = flow.stepsize.common_interval(round)
-        if interval is None:
+        steps, interval = self._mechanism.at("step"), flow.stepsize.common_interval(round)
+        drawn = interval is not None and interval[0] < interval[1]
+        if interval is None or steps or (drawn and not self._dense):
             flow.stepsize.scale_(flow.s, streams, round)
             interval = (1.0, 1.0)
+        for part in steps:
+            part(flow)
         key = streams.key("stepsize", flow.x.shape[-1], flow.x.dtype)
         factors = Factors(interval, key, round, streams.runs)
-        mix_(flow.x, flow.s, self._dense.mixing[0], splitting, bad_round, factors)
+        self._mix(flow, self._public.coefficients(flow), bad_round, factors)
+        for part in self._mechanism.at("shares"):
+            part.subtract_received(flow, flow.x)
+
+    def _mix(self, flow: Flow, shares: Tensor | None, bad_round: Tensor, factors: Factors) -> None:
+        if self._dense:
+            splitting = None if shares is None else self._dense.splittings(shares)[0]
+            mix_(flow.x, flow.s, self._dense.mixing[0], splitting, bad_round, factors)
+            return
+        assert self._spare is not None
+        splitting = None if shares is None else shares.float().contiguous()
+        scale, round = factors.interval[0], factors.round
+        mix_sparse(flow.x, flow.s, scale, self._links, splitting, self._spare, bad_round, round)
+        flow.x, self._spare = self._spare, flow.x
 
 
 class MaskedLinks:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sottovoce.errors import DivergedError, ProblemError, SimulationError
 from sottovoce.graphs import Graph, as_graph
-from sottovoce.mechanisms import Mechanism, as_mechanism, check
+from sottovoce.mechanisms import Mechanism, as_mechanism, check, check_dimension
 from sottovoce.mechanisms.fixed_point import require_sums
 from sottovoce.mechanisms.flow import Clock, Flow
 from sottovoce.mechanisms.reference import Gather, See, by_messages, exchange, take_step
@@ -63,6 +63,7 @@ def run_task(task: Task, runs: range) -> Result:
             f"the problem has {task.problem.agents} agents, but {graph.name} has {graph.agents}"
         )
     check(task.mechanism, graph, task.stepsize)
+    check_dimension(task.mechanism, graph, task.problem.dimension)
     if task.mechanism.bound and task.problem.sampling is None:
         raise ProblemError(
             f"{task.mechanism} bounds what single samples contribute, and the problem "

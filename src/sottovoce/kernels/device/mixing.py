@@ -1,4 +1,4 @@
-"""The Triton kernel of the update x <- Wx - B(Λg), Λ drawn where it is used."""
+"""Triton kernels of the update x <- Wx - B(Λg), Λ drawn where it is used."""
 
 import triton
 import triton.language as tl
@@ -67,3 +67,44 @@ def mix(
         finite = tl.sum(sums[agent] * 0.0) == 0.0
         if not finite:
             tl.atomic_cas(bad + run * AGENTS + agent, tl.zeros([], tl.int32), round)
+
+
+@triton.jit(do_not_specialize=["round"])
+def mix_sparse(
+    state, step, out, starts, senders, mixing, splitting, bad, round, scale, units, agents, entries,
+    SPLIT: tl.constexpr, AT_ONCE: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """To `out`, any number of agents, B = I unless SPLIT: grid (blocks x agents, runs).
+
+    Agents run next to one another on the same coordinates, so that what neighbours read of one
+    another is in the cache. Agent i's entries of W and of B (runs, entries) are those from
+    starts[i] to starts[i + 1], of the agents `senders`; AT_ONCE of them are read together. `scale`
+    multiplies the steps; a row has `units` times ALIGN numbers, so that ALIGN are read at once.
+    """
+    d = units * ALIGN
+    run = tl.program_id(1).to(tl.int64)
+    agent = tl.program_id(0) % agents
+    at = (tl.program_id(0) // agents) * BLOCK + tl.arange(0, BLOCK)
+    there = at < d
+    first_row = run * agents
+    splitting += run * entries
+    last = tl.load(starts + agent + 1)
+    new = tl.zeros([BLOCK], tl.float32)
+    for first in range(tl.load(starts + agent), last, AT_ONCE):
+        for offset in tl.static_range(AT_ONCE):
+            entry = first + offset
+            valid = entry < last
+            sender = tl.load(senders + entry, mask=valid, other=0)
+            weight = tl.load(mixing + entry, mask=valid, other=0.0)
+            row = (first_row + sender) * d
+            new += weight * tl.load(state + row + at, mask=there & valid, other=0.0)
+            if SPLIT:
+                share = tl.load(splitting + entry, mask=valid, other=0.0) * scale
+                new -= share * tl.load(step + row + at, mask=there & valid, other=0.0)
+    row = (first_row + agent) * d
+    if not SPLIT:
+        own = tl.load(step + row + at, mask=there, other=0.0, eviction_policy="evict_first")
+        new -= scale * own
+    tl.store(out + row + at, new, mask=there, eviction_policy="evict_first")
+    if tl.sum(tl.where(there, new, 0.0) * 0.0) != 0.0:
+        tl.atomic_cas(bad + first_row + agent, tl.zeros([], tl.int32), round)

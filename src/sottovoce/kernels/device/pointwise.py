@@ -6,9 +6,14 @@ import triton.language as tl
 
 @triton.jit
 def activate(z, KIND: tl.constexpr):
-    """The activation by name; "" is the identity."""
+    """The activation by name; "" is the identity, "~sigmoid" one instruction, exact to 2^-11."""
     if KIND == "sigmoid":
         return 1.0 / (1.0 + tl.exp(-z))
+    elif KIND == "~sigmoid":
+        half = tl.inline_asm_elementwise(
+            "tanh.approx.f32 $0, $1;", "=f,f", [0.5 * z], dtype=tl.float32, is_pure=True, pack=1
+        )
+        return 0.5 * half + 0.5
     elif KIND == "relu":
         return tl.maximum(z, 0.0)
     elif KIND == "tanh":
@@ -20,7 +25,7 @@ def activate(z, KIND: tl.constexpr):
 @triton.jit
 def slope(a, KIND: tl.constexpr):
     """The activation's derivative, from its output `a`."""
-    if KIND == "sigmoid":
+    if KIND == "sigmoid" or KIND == "~sigmoid":
         return a * (1.0 - a)
     elif KIND == "relu":
         return tl.where(a > 0.0, 1.0, 0.0)
@@ -74,4 +79,38 @@ def convert(source, out, count, stride, BLOCK: tl.constexpr):
     replica = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(source + replica * stride + at, mask=at < count)
+    tl.store(out + replica * count + at, value.to(out.dtype.element_ty), mask=at < count)
+
+
+@triton.jit
+def arrange(
+    weight, out, stride, count, COUT: tl.constexpr, CIN: tl.constexpr,
+    BACKWARD: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Torch's (replicas, COUT, CIN, 3, 3) as the convolutions take it: grid (blocks, replicas).
+
+    out: (replicas, 3, 3, from, to), flipped and from outputs to inputs if BACKWARD; if WIDE
+    (replicas, 3, 4 from, 2 to), the weights of four neighbouring inputs for two outputs.
+    """
+    replica = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    TO: tl.constexpr = CIN if BACKWARD else COUT
+    FROM: tl.constexpr = COUT if BACKWARD else CIN
+    if WIDE:
+        to = at % TO
+        right = (at // TO) % 2
+        source = (at // (2 * TO)) % FROM
+        dx = (at // (2 * TO * FROM)) % 4 - right
+        dy = at // (8 * TO * FROM)
+    else:
+        to = at % TO
+        source = (at // TO) % FROM
+        dx = (at // (TO * FROM)) % 3
+        dy = at // (3 * TO * FROM)
+    there = (at < count) & (dx >= 0) & (dx < 3)
+    if BACKWARD:
+        place = (source * CIN + to) * 9 + (2 - dy) * 3 + 2 - dx
+    else:
+        place = (to * CIN + source) * 9 + dy * 3 + dx
+    value = tl.load(weight + replica * stride + place, mask=there, other=0.0)
     tl.store(out + replica * count + at, value.to(out.dtype.element_ty), mask=at < count)

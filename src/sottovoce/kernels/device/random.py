@@ -50,3 +50,25 @@ def fill(
             word = w0 if lane == 0 else w1 if lane == 1 else w2 if lane == 2 else w3
             at = block + lane * stored
             tl.store(out + at, to_uniform(word), mask=there & (at < count))
+
+
+@triton.jit(do_not_specialize=["key", "round", "first_run"])
+def scale(
+    rows, key, round, first_run, agents, low, width, count, stored,
+    AGENTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Multiply float32 rows of `count` by low + width u, u as `fill` draws it.
+
+    Grid (runs x agents x blocks of counters): programs that run together share a row.
+    """
+    tiles = tl.cdiv(stored, BLOCK)
+    row = tl.program_id(0) // tiles
+    block = (tl.program_id(0) % tiles) * BLOCK + tl.arange(0, BLOCK)
+    agent = tl.load(agents + row % AGENTS)
+    words = blocks(key, block, agent, first_run + row // AGENTS, round)
+    rows += row.to(tl.int64) * count
+    for lane in tl.static_range(4):
+        at = block + lane * stored
+        inside = (block < stored) & (at < count)
+        factor = to_uniform(words[lane]) * width + low
+        tl.store(rows + at, tl.load(rows + at, mask=inside) * factor, mask=inside)

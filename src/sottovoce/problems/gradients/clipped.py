@@ -7,24 +7,28 @@ replicas where they are small. Either way takes as many at a time as memory allo
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from sottovoce.errors import ProblemError
 from sottovoce.mechanisms import Bound
 from sottovoce.problems.gradients.layerwise import LayerwiseStack
 from sottovoce.problems.gradients.layout import Loss, ParameterLayout
-from sottovoce.problems.gradients.memory import free_memory
+from sottovoce.problems.gradients.memory import free_memory, saved_numbers
+from sottovoce.problems.gradients.precision import evaluated
 from sottovoce.problems.sampling import weights_of
 
 T = TypeVar("T")
-_CPU_BYTES = {True: 1 << 26, False: 1 << 24}
-"""What samples take at a time on a CPU: in a stack, and as gradients under `vmap`."""
-_DEVICE_SHARE = {True: 0.5, False: 0.1}
-"""Likewise, of a device's free memory; `vmap` takes several times what its gradients do."""
+_CPU_BYTES = 1 << 26
+"""What samples take at a time on a CPU."""
+_DEVICE_SHARE = 0.5
+"""Likewise, of a device's free memory."""
+_GRADIENTS_HELD, _ACTIVATIONS_HELD = 3, 3
+"""Under `vmap`, times the numbers of a sample's gradient and of what its forward pass keeps."""
 _FEWEST = 16
 """Samples at a time at least: fewer cost as much time."""
 
@@ -52,16 +56,23 @@ class ClippedGradients:
 
     model: any module whose samples do not interact. loss: `loss(outputs, targets)` of a batch; it
     is called with one sample at a time. stack: what serves the module faster, found out if None.
+    reduced: a type of activations with fewer bits, where there is no stack.
     """
 
     def __init__(
-        self, model: nn.Module, loss: Loss, device: torch.device, stack: Stack | None = None
+        self,
+        model: nn.Module,
+        loss: Loss,
+        device: torch.device,
+        stack: Stack | None = None,
+        reduced: torch.dtype | None = None,
     ) -> None:
-        self._model, self._loss, self._device = model, loss, device
+        self._model, self._loss, self._device, self._reduced = model, loss, device, reduced
         self.layout = ParameterLayout(model)
         self._itemsize = next(one for one in model.parameters() if one.requires_grad).element_size()
-        self._stack = stack or LayerwiseStack.of(model, loss)
+        self._stack = stack or (None if reduced else LayerwiseStack.of(model, loss))
         self._numbers: dict[torch.Size, int] = {}
+        self._divisor = 1  # Of the memory held: doubled whenever it was too much.
         # On a CPU convolutions of one replica at a time are faster than grouped ones.
         convolutional = any(isinstance(one, nn.modules.conv._ConvNd) for one in model.modules())
         self._one_by_one = device.type == "cpu" and convolutional
@@ -84,17 +95,38 @@ class ClippedGradients:
             out.zero_()
             return
         across, along = self._at_once(present.shape, inputs[0, :1])
-        parts = (
-            (slice(top, top + across), slice(left, left + along))
-            for top in range(0, len(present), across)
-            for left in range(0, present.shape[1], along)
-        )
-        for replicas, samples in parts:
-            x, y = inputs[replicas, samples], targets[replicas, samples]
-            to = torch.empty_like(out[replicas]) if samples.start else out[replicas]
-            self._sums(vectors[replicas], x, y, present[replicas, samples], bound, to)
-            if samples.start:
-                out[replicas] += to
+        try:
+            for top in range(0, len(present), across):
+                some = slice(top, top + across)
+                given = vectors[some], inputs[some], targets[some], present[some]
+                self._in_turn(*given, bound, out[some], along)
+        except torch.OutOfMemoryError:
+            # Libraries take work space that nobody can foresee.
+            if across * along == 1:
+                raise
+            self._divisor *= 2
+        else:
+            return
+        torch.cuda.empty_cache()
+        self(vectors, inputs, targets, present, bound, out)
+
+    def _in_turn(
+        self,
+        vectors: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        present: Tensor,
+        bound: Bound | None,
+        out: Tensor,
+        along: int,
+    ) -> None:
+        """The same for replicas that are computed together, `along` samples at a time."""
+        for left in range(0, present.shape[1], along):
+            some = slice(left, left + along)
+            to = torch.empty_like(out) if left else out
+            self._sums(vectors, inputs[:, some], targets[:, some], present[:, some], bound, to)
+            if left:
+                out += to
 
     def replicas_at_once(self, present: torch.Size, one: Tensor) -> Iterator[slice]:
         """The replicas to compute together, in turn; present: (replicas, samples like `one`)."""
@@ -106,21 +138,25 @@ class ClippedGradients:
         replicas, samples = present
         each = self._itemsize * self._numbers_each(one)
         apart = 2 * self._itemsize * self.layout.dimension
-        stacked = self._stack is not None
-        held = _CPU_BYTES[stacked]
+        held = _CPU_BYTES
         if self._device.type != "cpu":
-            held = int(_DEVICE_SHARE[stacked] * free_memory(self._device))
-        fitting = max(_FEWEST, (held - apart) // each)
+            held = int(_DEVICE_SHARE * free_memory(self._device))
+        held //= self._divisor
+        fitting = max(1, _FEWEST // self._divisor, (held - apart) // each)
         across = 1 if self._one_by_one else max(1, held // (apart + each * samples))
         return min(replicas, across), min(fitting, samples)
 
     def _numbers_each(self, sample: Tensor) -> int:
         """Numbers that one sample takes, found out once for each shape of inputs: (1, ...)."""
         if sample.shape not in self._numbers:
-            found = _unseen(lambda: self._stack and self._stack.numbers_each(sample), sample.device)
+            found = None
+            if self._stack:
+                found = _unseen(partial(self._stack.numbers_each, sample), sample.device)
             if found is None:
                 self._stack = None
-            self._numbers[sample.shape] = found or self.layout.dimension
+                kept = _unseen(partial(saved_numbers, self._model, sample), sample.device)
+                found = _GRADIENTS_HELD * self.layout.dimension + _ACTIVATIONS_HELD * kept
+            self._numbers[sample.shape] = found
         return self._numbers[sample.shape]
 
     def _sums(
@@ -195,34 +231,52 @@ class ClippedGradients:
 
     def _loss_of(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         """The loss of one sample."""
-        output = functional_call(self._model, parameters, (x.unsqueeze(0),))
+        output = evaluated(self._model, parameters, x.unsqueeze(0), self._reduced)
         return self._loss(output, y.unsqueeze(0))
 
 
 @torch.no_grad()
 def refuse_interacting_samples(model: nn.Module, inputs: Tensor) -> None:
-    """Raise if another sample in the batch changes what the module makes of a sample.
+    """Raise if other samples in the batch change what the module makes of a sample.
 
-    inputs: some samples, (n, ...). The module sees one of them beside different others.
+    inputs: some samples, (n, ...). The module sees one of them between different others, and
+    beside different numbers of them.
     """
     if not len(inputs):
         return
-    batch = torch.stack([inputs[0], inputs[-1], inputs[0]])
-    other = batch.clone()
-    other[:2] = inputs[-1]
-    others = [other]
-    if batch.is_floating_point():
-        others.append(torch.stack([3 * inputs[0] + 1, -inputs[-1], inputs[0]]))
+    sample, last = inputs[0], inputs[-1]
+    beside = [(sample, sample), (last, last)]
+    if inputs.is_floating_point():
+        beside.append((3 * sample + 1, -last))
     # A module in training may draw at random; the same numbers leave a sample's result alike.
-    found = [_seeded(model, one)[2] for one in (batch, *others)]
-    near = 100 * torch.finfo(found[0].dtype).eps
-    if all(torch.allclose(found[0], one, rtol=near, equal_nan=True) for one in found[1:]):
+    found = [_seeded(model, torch.stack([one, sample, other]))[1] for one, other in beside]
+    was_training = [one for one in model.modules() if one.training]
+    model.eval()
+    try:
+        few, many = (
+            _seeded(model, inputs[:1])[0],
+            _seeded(model, inputs[:1].repeat_interleave(5, 0))[1],
+        )
+    finally:
+        for one in was_training:
+            one.training = True
+    if _near(found[0], *found[1:]) and _near(few, many):
         return
     raise ProblemError(
         f"the samples of a batch interact in {type(model).__name__}: what it makes of one changes "
         "with the others, so that no bound on a sample's own gradient limits what the sample "
         "changes; use layers that treat samples apart, such as GroupNorm or LayerNorm"
     )
+
+
+def _near(one: Tensor, *others: Tensor) -> bool:
+    """Whether results are alike but for rounding, by their largest number."""
+    if not one.is_floating_point():
+        return all(torch.equal(one, other) for other in others)
+    size = one.detach()[one.isfinite()].abs().max().item() if one.isfinite().any() else 0.0
+    near = 100 * torch.finfo(one.dtype).eps
+    same = (torch.allclose(one, two, near, near * size, equal_nan=True) for two in others)
+    return all(same)
 
 
 def _seeded(model: nn.Module, inputs: Tensor) -> Tensor:

@@ -167,7 +167,6 @@ class FusedStack:
             if number == 0:
                 held.append(convolution.convolve_first(x, weight, bias, layer.after))
             else:
-                weight = convolution.forward_weight(weight, x.dtype)
                 held.append(convolution.convolve(x, weight, bias, layer.after))
             x = held[-1][0]
         x = x.flatten(2)
@@ -202,9 +201,8 @@ class FusedStack:
             name, after = self._convolutions[number].name, self._convolutions[number - 1].after
             x, index = held.pop()
             sink.convolution(name, x, dz, total)
-            weight = convolution.backward_weight(parameters[f"{name}.weight"], x.dtype)
             dz, total = convolution.input_gradient(
-                dz, weight, x, index, after, number > 1 and sink.wants_totals
+                dz, parameters[f"{name}.weight"], x, index, after, number > 1 and sink.wants_totals
             )
         sink.first(self._convolutions[0].name, held.pop()[0], dz)
 

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sottovoce.kernels import convolution, usable
+from sottovoce.kernels import convolution, samples, usable
 from sottovoce.mechanisms import Bound
 from sottovoce.problems.sampling import weights_of
 
@@ -70,6 +70,7 @@ class SampleSums:
         self._gradients = gradients
         self._norms = list[Tensor]()
         self._dense = list[tuple[str, Tensor, Tensor]]()
+        self._convolutions = list[tuple[str, Tensor]]()
         self._each = list[tuple[str, Tensor]]()
 
     def dense(self, name: str, x: Tensor, dz: Tensor) -> None:
@@ -80,18 +81,23 @@ class SampleSums:
         self._dense.append((name, x, dz))
 
     def convolution(self, name: str, x: Tensor, dz: Tensor, total: Tensor | None) -> None:
-        weight, bias = self._places(name, dz)
-        for part in _launches(weight):
-            convolution.weight_gradient(_apart(x)[part], _apart(dz)[part], weight[part])
-        torch.sum(dz.flatten(0, 1), (1, 2), dtype=bias.dtype, out=bias)
-        self._keep(name, weight, bias, dz.shape[:2])
+        each, totals, squares = samples.weight_gradients(
+            x.flatten(0, 1), dz.flatten(0, 1), self._gradients[f"{name}.weight"].dtype
+        )
+        self._norms.append(squares.sqrt().view(dz.shape[:2]))
+        self._convolutions.append((name, each))
+        self._each.append((f"{name}.bias", totals.unflatten(0, dz.shape[:2])))
 
     def first(self, name: str, x: Tensor, dz: Tensor) -> None:
-        weight, bias = self._places(name, dz)
+        like = self._gradients[f"{name}.weight"], self._gradients[f"{name}.bias"]
+        weight, bias = (one.new_empty(dz.shape[:2].numel(), *one.shape[1:]) for one in like)
         for part in _launches(weight):
             to = weight[part], bias[part]
             convolution.first_weight_gradient(_apart(x)[part], _apart(dz)[part], *to)
-        self._keep(name, weight, bias, dz.shape[:2])
+        for kind, one in (("weight", weight), ("bias", bias)):
+            each = one.flatten(1).unflatten(0, dz.shape[:2])
+            self._norms.append(torch.linalg.vector_norm(each, dim=-1))
+            self._each.append((f"{name}.{kind}", each))
 
     def add_up(self, present: Tensor, bound: Bound) -> None:
         """Write the weighted sums of all layers; present: (replicas, n)."""
@@ -101,6 +107,8 @@ class SampleSums:
             left = (dz * weights.unsqueeze(-1)).to(dz.dtype)
             convolution.outer(left, x, self._gradients[f"{name}.weight"])
             self._gradients[f"{name}.bias"].copy_(left.sum(1, dtype=weights.dtype))
+        for name, each in self._convolutions:
+            samples.weighted_sum(each, weights, self._gradients[f"{name}.weight"])
         row = weights.unsqueeze(1)
         for name, each in self._each:
             to = self._gradients[name]
@@ -112,24 +120,11 @@ class SampleSums:
             return 2**-8
         return 2**-10 if usable(self._norms[0].device) else 0.0
 
-    def _places(self, name: str, dz: Tensor) -> tuple[Tensor, Tensor]:
-        """Memory for each sample's gradient of a convolution's weight and bias."""
-        like = self._gradients[f"{name}.weight"], self._gradients[f"{name}.bias"]
-        samples = dz.shape[0] * dz.shape[1]
-        weight, bias = (one.new_empty(samples, *one.shape[1:]) for one in like)
-        return weight, bias
-
-    def _keep(self, name: str, weight: Tensor, bias: Tensor, shape: torch.Size) -> None:
-        for kind, one in (("weight", weight), ("bias", bias)):
-            each = one.flatten(1).unflatten(0, shape)
-            self._norms.append(torch.linalg.vector_norm(each, dim=-1))
-            self._each.append((f"{name}.{kind}", each))
-
 
 def _apart(images: Tensor) -> Tensor:
     """(replicas, n, ...) with a replica for each sample: (replicas * n, 1, ...)."""
     return images.flatten(0, 1).unsqueeze(1)
 
 
-def _launches(samples: Tensor) -> list[slice]:
-    return [slice(at, at + _MOST_BLOCKS) for at in range(0, len(samples), _MOST_BLOCKS)]
+def _launches(each: Tensor) -> list[slice]:
+    return [slice(at, at + _MOST_BLOCKS) for at in range(0, len(each), _MOST_BLOCKS)]

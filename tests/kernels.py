@@ -1,0 +1,30 @@
+"""Where tests of kernels run: on a GPU, or on a CPU through Triton's interpreter.
+
+TRITON_INTERPRET=1 in the environment asks for the interpreter; Triton must be installed.
+"""
+
+import pytest
+import torch
+
+from sottovoce.kernels import interpreted, usable
+
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda")
+DEVICE = CUDA if torch.cuda.is_available() and usable(CUDA) else CPU
+
+needs_triton = pytest.mark.skipif(
+    not usable(DEVICE), reason="needs Triton with a CUDA device, or with TRITON_INTERPRET=1"
+)
+on_gpu = pytest.mark.skipif(DEVICE == CPU, reason="needs Triton and a CUDA device")
+
+if interpreted() and usable(CPU):
+    from triton.runtime import interpreter
+
+    _patch = interpreter._patch_lang_tensor
+
+    def _patch_with_bounds(tensor, scope):
+        """NumPy 2.4 takes no array of one number as the bound of a loop, which Triton 3.6 gives."""
+        _patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = _patch_with_bounds
