@@ -16,6 +16,7 @@ from sottovoce.errors import AttackError
 from sottovoce.privacy.adversaries import CuriousAgents, Eavesdropper
 from sottovoce.privacy.attacks import Chain, Conventional, Elimination, FirstRound, LeastSquares
 from sottovoce.privacy.auditor import Audit, AuditSettings, Recorded, Row, audit, record
+from sottovoce.privacy.membership import ShadowSettings
 from sottovoce.privacy.readers import (
     Dlg,
     Inputs,
@@ -368,6 +369,17 @@ def test_refusals(small):
         AuditSettings(targets=0)
     with pytest.raises(AttackError, match=r"reader 'telepathy' is not known; accepted: dlg, proj"):
         AuditSettings(readers="telepathy")
+    with pytest.raises(AttackError, match="5 simulated pairs"):
+        AuditSettings(pairs=5)
+    with pytest.raises(AttackError, match=r"accepted: Inputs\(\(1, 28, 28\)\)"):
+        audit(problem, PDSGD(), ring(5), Inputs((784,)), asked())
+    with pytest.raises(AttackError, match="vocabulary of 10"):
+        audit(problem, PDSGD(), ring(5), Inputs((1, 28, 28), vocabulary=10), asked())
+    with pytest.raises(AttackError, match="binary records hold 0 and 1 alone"):
+        audit(problem, PDSGD(), ring(5), replace(inputs, binary=True), asked())
+    shadows = ShadowSettings(rounds=5, records=100000)
+    with pytest.raises(AttackError, match="100000 records of an agent"):
+        audit(problem, PDSGD(), ring(5), inputs, asked(membership=shadows))
 
 
 def test_an_end_of_a_path_escapes_elimination_and_the_row_says_so(small):
@@ -383,11 +395,18 @@ def test_an_end_of_a_path_escapes_elimination_and_the_row_says_so(small):
 
 
 def test_a_reader_that_cannot_read_is_a_row_with_its_reason():
-    problem = own_problem(nn.Sequential(nn.Flatten(), nn.Linear(144, 2)), classes=2)
-    settings = asked(attacks=[Elimination()], readers=[Projection(GLANCE)])
-    (row,) = audit(problem, PDSGD(), ring(5), Inputs((1, 12, 12)), settings).rows
+    class Wide(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(72, 3)
+
+        def forward(self, x):
+            return self.layer(x.flatten(1).unflatten(1, (2, 72)).sum(1))
+
+    settings = asked(attacks=[Elimination()], readers=[LinearLayer()])
+    (row,) = audit(own_problem(Wide(), 3), PDSGD(), ring(5), Inputs((1, 12, 12)), settings).rows
     assert row.attacked == 0
-    assert "with 2 classes" in row.verdict
+    assert "the first layer takes 72 numbers" in row.verdict
 
 
 def test_magnitudes_are_controlled_by_magnitudes(small):
@@ -431,7 +450,7 @@ def test_a_failed_control_is_said_plainly(exact, noise, passed, said):
     words = " ".join(found.verdicts)
     assert ("control failed" in words) is (said is not None)
     if said:
-        assert f"Not evidence: {said}; its control failed." in words
+        assert f"{said[0].upper()}{said[1:]}: its control failed." in words
         assert found.best("pdsgd", "eavesdropper", 50) is None
     assert Audit(rows[:1], {}, {}).controls_passed is None
 

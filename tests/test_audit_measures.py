@@ -1,11 +1,14 @@
 """What an audit measures: chance where nothing is seen, everything where all is."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
+import dp_accounting
 import pytest
 import torch
 import typer
+from dp_accounting import pld
 from scipy.stats import beta
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -14,14 +17,22 @@ from sottovoce import Inputs, ModuleProblem, audit, parse_graph
 from sottovoce.cli.audit import show
 from sottovoce.errors import AttackError
 from sottovoce.mechanisms import parse_algorithm
-from sottovoce.privacy.adversaries import parse_adversary
+from sottovoce.privacy.adversaries import View, parse_adversary
+from sottovoce.privacy.attacks import Estimate, LeastSquares
 from sottovoce.privacy.auditor import Audit, AuditSettings, Lined, intervals
-from sottovoce.privacy.auditor.controls import failed
+from sottovoce.privacy.auditor.controls import Doubts, failed
+from sottovoce.privacy.auditor.findings import Yardstick, find
+from sottovoce.privacy.auditor.guesses import Guesses
 from sottovoce.privacy.auditor.measures import Identification, Membership, Permitted
-from sottovoce.privacy.auditor.pool import Guesses, Pool
-from sottovoce.privacy.composition import gaussian_epsilon
+from sottovoce.privacy.auditor.pool import Pool
+from sottovoce.privacy.auditor.public import drawn_for_sure
+from sottovoce.privacy.auditor.rows import NOT_READ, Row
+from sottovoce.privacy.composition import Release, epsilon_of, gaussian_epsilon
+from sottovoce.privacy.lower_bound.errors_to_epsilon import epsilon_bounds, gaussian_mu
 from sottovoce.privacy.lower_bound.from_messages import RoundSettings, epsilon_from_messages
-from sottovoce.privacy.readers import Answer
+from sottovoce.privacy.lower_bound.many_runs import best_test, errors_at
+from sottovoce.privacy.readers import Answer, Reader
+from sottovoce.privacy.readers.search import Inversion
 from sottovoce.stepsizes import parse_stepsize
 from sottovoce.studies.audited import as_study
 
@@ -115,7 +126,42 @@ def test_a_guess_that_knows_the_label_beats_a_blind_one() -> None:
     guesses = Guesses.of(x, y)
     blind, told = guesses.errors(Answer(x[:30, None], y[:30, None], x[:30], x[:30]))
     assert float(told.median()) < float(blind.median()) / 1.5
-    assert guesses.chance == pytest.approx(1 / 3)
+    assert guesses.label_chance(1) == pytest.approx(1 / 3)
+
+
+def test_the_chance_of_labels_is_that_of_the_commonest_ones() -> None:
+    x, _ = records(100)
+    guesses = Guesses.of(x, (torch.arange(100) < 10).long())
+    assert guesses.label_chance(1) == pytest.approx(0.9)
+    assert guesses.label_chance(2) == pytest.approx(0.81)
+    even = Guesses.of(x, torch.arange(100) % 2)
+    assert even.label_chance(2) == pytest.approx(0.5)  # One of each, in either order.
+    real = Guesses.of(x, (torch.arange(100) < 10).float()[:, None])
+    assert real.label_chance(1) == pytest.approx(0.9)
+    measured = Guesses.of(x, x[:, 0])
+    assert len(measured.by_label) == 1
+
+
+def test_guesses_recover_records_of_few_numbers_and_the_controls_know_it() -> None:
+    draws = torch.Generator().manual_seed(0)
+    for size, least, most in ((1, 0.3, 0.45), (2, 0.1, 0.25), (30, 0, 0.005)):
+        x = torch.rand(400, size, generator=draws)
+        y = torch.arange(400) % 2
+        answer = Answer(x[:50, None], y[:50, None], x[:50], x[:50])
+        luck = Guesses.of(x, y).luck(answer, 1 / 3)
+        assert least <= luck <= most
+    row = Row("pdsgd", "1/k", "control", 5, "noise", "dlg", 8, attacked=8, recovered=3)
+    assert row.doubt
+    assert not replace(row, luck=0.35).doubt
+    assert replace(row, luck=0.35, recovered=8).doubt
+
+
+def test_the_true_records_are_not_the_first_of_the_candidates() -> None:
+    x, y = records(200)
+    pool, _ = pool_of(x, y)
+    lineup = pool.lineup(x[:8].view(4, 2, 6), y[:8].view(4, 2), 150)
+    assert torch.equal(lineup.candidates.inputs[lineup.places.flatten()], x[:8])
+    assert int((lineup.places < 8).sum()) <= 2
 
 
 def lined(attack: str, ranks: list[float]) -> Lined:
@@ -129,6 +175,46 @@ def test_an_identifier_is_no_evidence_where_noise_identifies_or_the_exact_step_d
     assert "does not identify" in failed(lined("exact gradient", [1, 9, 9, 9]))
     assert not failed(lined("noise", [100, 900, 400, 600, 300, 700, 450, 550]))
     assert "what matched filter identifies" in failed(lined("noise", [1] * 8))
+    # Records unlike all others come first or last by the sign of the noise alone.
+    assert not failed(lined("noise", [1, 1, 1, 1, 1, 1, 1000, 1000]))
+
+
+@pytest.mark.parametrize(
+    ("control", "hits", "recovered"), [("exact gradient", 0, 3), ("noise", 4, None)]
+)
+def test_what_is_found_counts_unless_the_like_is_found_in_noise(control, hits, recovered) -> None:
+    """A reader that fails on exact gradients may miss records; those that it finds are found."""
+    about = ("pdsgd", "1/k")
+    found = Row(*about, "eavesdropper", 5, "chain", "dlg", 4, attacked=4, recovered=3, low=0.2)
+    checked = Row(*about, "control", 5, control, "dlg", 4, attacked=4, recovered=hits)
+    doubts = Doubts.of([checked])
+    case = ("pdsgd", "1/k", "eavesdropper", 5)
+    one = find(case, [found], [], [], Yardstick(50.0, 40.0, 0.1), doubts)
+    assert (one.reconstruction and one.reconstruction.recovered) == recovered
+    assert one.not_evidence == ("dlg",)
+    missed = find(case, [replace(found, recovered=0, low=0.0)], [], [], one.beside, doubts)
+    assert missed.reconstruction is None
+
+
+def test_the_choice_of_the_closest_estimate_widens_the_intervals() -> None:
+    case = ("pdsgd", "1/k", "eavesdropper", 5)
+    ranked = replace(lined("chain", [1, 1, 1, 7]), adversary="eavesdropper")
+    unread = Row(*case[:4], "long-range", "", 4, refused=NOT_READ)
+    beside = Yardstick(50.0, 40.0, 0.1)
+    alone = find(case, [], [ranked], [], beside).identification
+    chosen = find(case, [unread], [ranked], [], beside).identification
+    assert chosen.low < alone.low
+
+
+def test_a_sentence_tells_what_is_better_than_guessing_from_what_is_not() -> None:
+    case = ("pdsgd", "1/k", "eavesdropper", 5)
+    ranked = replace(lined("chain", [500, 480, 510, 530]), adversary="eavesdropper")
+    row = Row(*case, "chain", "dlg", 4, attacked=4, recovered=4, low=0.4, high=1.0, threshold=0.3)
+    row = replace(row, errors=(0.1,) * 4, median_error=0.1, hits=(True,) * 4, runs=(0, 1, 2, 3))
+    said = find(case, [row], [ranked], [], Yardstick(50.0, 40.0, 0.1)).sentence
+    first, second = said.split("not above guessing")
+    assert "recovered 4 of 4" in first
+    assert "picked the true record" in second
 
 
 def test_epsilon_from_messages_lies_below_the_truth_and_follows_the_view() -> None:
@@ -199,6 +285,67 @@ def test_pure_noise_gives_chance_in_every_measure(kind: str) -> None:
     assert "no proof" in one.sentence
 
 
+@dataclass(frozen=True)
+class Untrained(Reader):
+    """A reader that optimises nothing: where a search would start, whatever the estimate is."""
+
+    name: ClassVar[str] = "untrained"
+
+    def read(
+        self, model: nn.Module, estimate: Estimate, inputs: Inputs, spread: float
+    ) -> Inversion:
+        draws = torch.Generator().manual_seed(0)
+        images = torch.rand(len(estimate.gradient), 1, *inputs.shape, generator=draws)
+        labels = torch.randint(3, images.shape[:2], generator=draws)
+        nothing = torch.zeros(len(images))
+        return Inversion(images, labels, nothing, nothing, nothing > 0, nothing.long())
+
+
+class Unrelated(LeastSquares):
+    """Estimates of the right shape that have nothing to do with the messages."""
+
+    name: ClassVar[str] = "unrelated"
+
+    def estimate(self, view: View, target: int, round: int) -> Estimate:
+        found, draws = super().estimate(view, target, round), torch.Generator().manual_seed(target)
+        drawn = torch.randn(found.gradient.shape, generator=draws, dtype=torch.float64)
+        return replace(found, gradient=drawn, step=None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_makes_nothing_of_open_messages_gets_chance_in_every_measure(kind: str) -> None:
+    """The messages of DSGD show everything; what is measured is what was made of them."""
+    (one,) = audited(kind, "dsgd", attacks=[Unrelated()]).findings
+    assert one.identification.low <= one.identification.chance <= one.identification.high
+    assert one.membership.low <= 0.5 <= one.membership.high
+    assert one.reconstruction.recovered == 0
+    assert not one.not_evidence
+
+    blank = audited(kind, "dsgd", readers=[Untrained()])
+    assert all(not row.recovered for row in blank.rows)
+    assert blank.controls_passed is False
+    assert blank.findings[0].not_evidence == ("untrained",)
+    assert blank.findings[0].reconstruction is None
+
+
+def test_who_guesses_which_runs_had_the_canary_bounds_epsilon_by_nothing() -> None:
+    draws = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        values = torch.randn(800, generator=draws)
+        test = best_test(values[:400], gaussian_mu, 200, 0.95)
+        errors = errors_at(values[400:], *test)
+        assert epsilon_bounds(errors, 1e-5, 0.9999).gaussian == 0
+    values[1::2] += 100
+    errors = errors_at(values[400:], *best_test(values[:400], gaussian_mu, 200, 0.95))
+    assert epsilon_bounds(errors, 1e-5, 0.9999).gaussian > 5
+
+
+def test_a_batch_larger_than_an_agents_data_is_refused_before_anything_is_trained() -> None:
+    problem = ModuleProblem(nn.Linear(6, 3), cross_entropy, [records(20)] * 5, batch=21)
+    with pytest.raises(AttackError, match="a batch of at most 20"):
+        audit(problem, "dsgd", "ring:5", Inputs((6,)))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_dsgd_with_one_record_a_batch_gives_everything(kind: str) -> None:
     found = audited(kind, "dsgd")
@@ -229,6 +376,22 @@ def test_a_neighbour_of_agents_that_restarted_reads_their_steps() -> None:
     (one,) = found.findings
     assert one.membership.low > 0.5
     assert one.sentence.startswith("Agent 1, a neighbour of agents that restarted")
+
+
+def test_the_records_of_one_batch_are_not_hidden_by_sampling() -> None:
+    rate, rounds, z, delta = 256 / 12000, 940, 1.1769, 1e-5
+    found = epsilon_of(drawn_for_sure([Release(z, rate, rounds)]), delta)
+    account = pld.PLDAccountant()
+    plain = dp_accounting.GaussianDpEvent(z)
+    account.compose(dp_accounting.PoissonSampledDpEvent(rate, plain), rounds - 1)
+    account.compose(plain)
+    assert found == pytest.approx(account.get_epsilon(delta), rel=2e-3)
+    assert found > 1.5 * epsilon_of([Release(z, rate, rounds)], delta)
+    # One release in full, as if a record were in it by agreement.
+    assert drawn_for_sure([Release(z, rate)]) == [Release(z)]
+    sampled, whole = Permitted(3.0, delta, 4.9), Permitted(4.9, delta)
+    assert sampled.rate(0.01) == whole.rate(0.01) > Permitted(3.0, delta).rate(0.01)
+    assert sampled.auc == whole.auc
 
 
 def test_a_proved_chain_is_compared_with_its_proof() -> None:

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 import sottovoce.distributed as sd
 from sottovoce import DECOR, DSGD, LDPDSGD, Mechanism, ring
 from sottovoce.distributed.clipping import clipped_backward
-from sottovoce.errors import DistributedError, ProblemError
+from sottovoce.errors import DistributedError, PeerLost, ProblemError
 from threaded import ThreadTransport, together
 
 
@@ -33,9 +33,17 @@ def linear() -> nn.Module:
     return nn.Linear(4, 3).double()
 
 
+def model_of(optimizer: sd.DecentralizedSGD) -> nn.Module:
+    model = linear()
+    model.weight, model.bias = optimizer.param_groups[0]["params"]
+    return model
+
+
 def only(ends: list[Any]) -> BaseException:
-    """The error that all agents met alike."""
+    """The error that all agents met alike; some may lose a neighbour to it before they meet it."""
     errors = {str(one): one for one in ends if isinstance(one, BaseException)}
+    if causes := {said: one for said, one in errors.items() if not isinstance(one, PeerLost)}:
+        errors = causes
     assert len(errors) == 1, ends
     return next(iter(errors.values()))
 
@@ -60,6 +68,12 @@ def scaled(optimizer: sd.DecentralizedSGD, model: nn.Module) -> None:
 def replaced(optimizer: sd.DecentralizedSGD, model: nn.Module) -> None:
     optimizer.backward(model, cross_entropy, INPUTS[:6], TARGETS[:6])
     model.weight.grad = 2 * model.weight.grad
+
+
+def below(optimizer: sd.DecentralizedSGD, model: nn.Module) -> None:
+    """Writes to .data, of which torch counts no change."""
+    optimizer.backward(model, cross_entropy, INPUTS[:6], TARGETS[:6])
+    model.weight.grad.data.mul_(2)
 
 
 def kept(optimizer: sd.DecentralizedSGD, model: nn.Module) -> None:
@@ -98,8 +112,9 @@ def fewer_samples(optimizer: sd.DecentralizedSGD, model: nn.Module) -> None:
         (added, "were altered after"),
         (scaled, "were altered after"),
         (replaced, "were altered after"),
+        (below, "were altered after"),
     ],
-    ids=["none", "plain", "kept", "added", "scaled", "replaced"],
+    ids=["none", "plain", "kept", "added", "scaled", "replaced", "below"],
 )
 def test_gradients_that_are_not_clipped_are_not_sent(
     prepare: Callable[[sd.DecentralizedSGD, nn.Module], None], message: str
@@ -140,6 +155,25 @@ def test_what_would_let_a_record_count_more_than_it_is_charged_is_not_sent(
     error = only(together(act, 3))
     assert isinstance(error, DistributedError)
     assert message in str(error)
+
+
+def test_a_part_of_the_model_that_is_trained_elsewhere_is_refused() -> None:
+    """A head of the agent's own would carry its samples into the gradients of the body."""
+
+    def act(transport: ThreadTransport) -> None:
+        body, head = linear(), nn.Linear(3, 3).double()
+        optimizer = optimizer_of(transport, body, LDPDSGD(0.1))
+        whole = nn.Sequential(body, head)
+        drawn = optimizer.poisson_sample(30)
+        with pytest.raises(
+            DistributedError, match=r"the parameter 1\.weight, which this optimizer"
+        ):
+            optimizer.backward(whole, cross_entropy, INPUTS[drawn], TARGETS[drawn])
+        head.requires_grad_(False)
+        optimizer.backward(whole, cross_entropy, INPUTS[drawn], TARGETS[drawn])
+        optimizer.step()
+
+    assert together(act, 3) == [None] * 3
 
 
 def test_a_batch_may_be_given_in_pieces() -> None:
@@ -201,7 +235,7 @@ def test_agents_must_agree_on_the_batch(other: dict[str, Any], message: str) -> 
         ({}, lambda one: one.poisson_sample(5), "batch is 6, but agent 0 has 5 samples"),
         (
             {"batch": None, "poisson": False},
-            lambda one: one.backward(linear(), cross_entropy, INPUTS, TARGETS),
+            lambda one: one.backward(model_of(one), cross_entropy, INPUTS, TARGETS),
             "create the optimizer with batch=",
         ),
         ({"batch": 0}, None, "batch is 0; it must be at least 1"),
@@ -209,7 +243,10 @@ def test_agents_must_agree_on_the_batch(other: dict[str, Any], message: str) -> 
         (
             {},
             lambda one: one.backward(
-                nn.Sequential(linear(), nn.BatchNorm1d(3)).double(), cross_entropy, INPUTS, TARGETS
+                nn.Sequential(model_of(one), nn.BatchNorm1d(3, affine=False)),
+                cross_entropy,
+                INPUTS,
+                TARGETS,
             ),
             r"1 \(BatchNorm1d\)",
         ),

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import dp_accounting
@@ -41,9 +41,9 @@ from sottovoce.privacy.guarantee import Guarantee, ProofSettings, prove
 from sottovoce.privacy.message_law import MessageLaw, seen_links
 from sottovoce.privacy.revealed import reveal
 from sottovoce.problems.sampling import Sampling
-from sottovoce.randomness import private_streams
+from sottovoce.randomness import Streams, private_streams
 from sottovoce.simulation.transcript import Setting
-from sottovoce.stepsizes import parse_stepsize
+from sottovoce.stepsizes import Stepsize, parse_stepsize
 
 CONSTANT, FALLING = parse_stepsize("0.5"), parse_stepsize("2:falling=4")
 GRAPHS = [ring(5), star(5), grid(2, 3), erdos_renyi(7, 0.4)]
@@ -307,9 +307,60 @@ class Signs(Part):
         flow.s = flow.s.sign()
 
 
+@dataclass(frozen=True)
+class IntoTheState(Part):
+    """A step of one's own before the noise: the state carries the raw gradient."""
+
+    place: ClassVar[Place] = "gradient"
+    linear: ClassVar[bool] = True
+    by_coordinate: ClassVar[bool] = True
+    keeps_average: ClassVar[bool] = False
+
+    def __call__(self, flow: Flow) -> None:
+        flow.x = flow.x - 1e-3 * flow.s
+
+
+@dataclass(frozen=True)
+class Aside(Part):
+    """The raw gradient is kept on the flow, where `Recalled` finds it behind the noise."""
+
+    place: ClassVar[Place] = "gradient"
+    linear: ClassVar[bool] = True
+    by_coordinate: ClassVar[bool] = True
+    keeps_average: ClassVar[bool] = False
+
+    def __call__(self, flow: Flow) -> None:
+        flow.raw = flow.s.clone()
+
+
+@dataclass(frozen=True)
+class Recalled(Part):
+    place: ClassVar[Place] = "messages"
+    linear: ClassVar[bool] = True
+    by_coordinate: ClassVar[bool] = True
+    keeps_average: ClassVar[bool] = False
+
+    def __call__(self, flow: Flow) -> None:
+        flow.v = flow.v + 1e-3 * flow.by_route(getattr(flow, "raw", torch.zeros_like(flow.s)))
+
+
+@dataclass(frozen=True)
+class Turned(Part):
+    """Linear, and every coordinate goes into another one."""
+
+    place: ClassVar[Place] = "step"
+    linear: ClassVar[bool] = True
+    keeps_average: ClassVar[bool] = False
+
+    def __call__(self, flow: Flow) -> None:
+        flow.s = flow.s.flip(-1)
+
+
 @pytest.mark.parametrize(
     ("part", "stepsize", "fault"),
     [
+        (IntoTheState(), "0.5", "messages or states show more of gradients than the perturbed"),
+        (Turned(), "0.5", "Turned does not work by coordinate"),
         (Again(), "0.5", "'again' are asked for again in another round"),
         (TakenBack(), "0.5", "are asked for again by a later part"),
         (Remembers(), "0.5", "memory carries over"),
@@ -330,6 +381,81 @@ def test_what_breaks_independence_is_found_by_playing(
     assert not any(one.standing == "proved" for one in found.agents)
 
 
+def test_a_gradient_that_goes_round_the_noise_is_found() -> None:
+    parts = (Clip(), Aside(), StepNoise(1.0), Shares("uniform"))
+    for graph in (ring(4), ring(40)):
+        around = Mechanism("around", (*parts, Recalled()))
+        found = prove(around, graph, "eavesdropper", SMALL)
+        assert not any(one.standing == "proved" for one in found.agents)
+        assert "messages or states show more of gradients" in found.reasons[0]
+        assert prove(Mechanism("kept", parts), graph, "eavesdropper", SMALL).epsilon is not None
+
+
+@dataclass(frozen=True)
+class Ladder(Part):
+    """One number for the edge, a millionth of it at agent 0: agent 0 shows what hides agent 1."""
+
+    place: ClassVar[Place] = "step"
+    linear: ClassVar[bool] = True
+    by_coordinate: ClassVar[bool] = True
+    keeps_average: ClassVar[bool] = False
+    own: float = 0.0
+
+    def __call__(self, flow: Flow) -> None:
+        flow.add_exactly(self._drawn)
+
+    def _drawn(self, flow: Flow) -> torch.Tensor:
+        drawn = flow.exact_normal(Scope.EDGE, "ladder") * flow.routes.sign.abs()[:, None]
+        sizes = torch.tensor([1.0 if agent else 1e-6 for agent in flow.streams.agents]).double()
+        own = flow.exact_normal(Scope.AGENT, "own").mul_(self.own)
+        return own.add_(sizes[:, None] * flow.over_routes(drawn))
+
+
+def test_large_noise_of_one_agent_does_not_pass_for_that_of_others() -> None:
+    """(Σ^-1)_ii of two agents whose noise is one number, and a little of their own."""
+    for own in (0.0, 1e-9):
+        chain = Mechanism("ladder", (Clip(), Ladder(own=own), Shares("keep")))
+        found = reveal(Setting(path(2), chain, parse_stepsize("1")), [1]).noise[0]
+        sigma = np.array([[1e-12, 1e-6], [1e-6, 1.0]]) + own**2 * np.eye(2)
+        exact = np.sqrt(np.linalg.det(sigma) / np.diag(sigma)[::-1]) if own else 0.0
+        assert found == pytest.approx(exact, rel=1e-3, abs=1e-12)
+
+
+@dataclass(frozen=True)
+class Ending(Part):
+    """Noise that is small from the beginning, and gone after round 2."""
+
+    place: ClassVar[Place] = "step"
+    linear: ClassVar[bool] = True
+    by_coordinate: ClassVar[bool] = True
+    keeps_average: ClassVar[bool] = False
+
+    def __call__(self, flow: Flow) -> None:
+        size = 1e-11 if flow.at.round < 3 else 0.0
+        drawn = flow.exact_normal(Scope.AGENT, "ending") * flow.mean_stepsize.double()
+        flow.s = flow.s + size * drawn
+
+
+def test_small_noise_that_ends_is_told_from_noise_that_stays() -> None:
+    chain = Mechanism("ending", (Clip(1e-10), Ending(), Shares("keep")))
+    found = reveal(Setting(ring(4), chain, CONSTANT), [1, 2, 3]).noise
+    assert found[:, 0] == pytest.approx([1e-11, 1e-11, 0.0], abs=1e-15)
+
+
+class Normalised(Stepsize):
+    """Turns every gradient into a step of length 1: its largest factor has no bound."""
+
+    def scale_(self, gradient: torch.Tensor, streams: Streams, round: int) -> None:
+        gradient.div_(gradient.norm(dim=-1, keepdim=True) + 1e-300)
+
+
+def test_a_stepsize_outside_its_own_range_proves_nothing() -> None:
+    law = Normalised(CONSTANT.schedule, CONSTANT.law)
+    found = prove(LDPDSGD(1.0), ring(4), "eavesdropper", replace(SMALL, stepsize=law))
+    assert found.epsilon is None
+    assert any("outside their public range" in reason for reason in found.reasons)
+
+
 def test_what_comes_after_the_noise_is_free() -> None:
     """Random shares, momentum on noisy steps, more noise, gossip: all process what is protected."""
     plain = prove(LDPDSGD(0.1), ring(4), "eavesdropper", SMALL).epsilon
@@ -341,6 +467,28 @@ def test_what_comes_after_the_noise_is_free() -> None:
     ):
         found = prove(Mechanism("after", (*noise, *others)), ring(4), "eavesdropper", SMALL)
         assert found.epsilon == pytest.approx(plain, rel=1e-6)
+
+
+@dataclass(frozen=True)
+class SingleDraws(Part):
+    """Noise as an unwary author writes it: one draw of the gradient's own type."""
+
+    place: ClassVar[Place] = "step"
+    linear: ClassVar[bool] = True
+    by_coordinate: ClassVar[bool] = True
+    keeps_average: ClassVar[bool] = False
+
+    def __call__(self, flow: Flow) -> None:
+        flow.s = flow.s + 0.1 * flow.mean_stepsize * flow.normal(Scope.AGENT, "single")
+
+
+def test_single_draws_prove_nothing() -> None:
+    """float32 draws take 2^23 values, and their low bits show what they were added to."""
+    chain = Mechanism("single", (Clip(), SingleDraws(), Shares("keep")))
+    found = prove(chain, ring(4), "eavesdropper", SMALL)
+    assert not found.proved
+    assert any("'single' are single draws" in reason for reason in found.reasons)
+    assert prove("clip:1.0+noisy-dsgd:0.1", ring(4), "eavesdropper", SMALL).proved
 
 
 def test_agents_without_noise_are_named() -> None:
@@ -492,3 +640,12 @@ def test_a_guarantee_is_json_and_says_against_whom() -> None:
     assert content["unit"] == "one record of one agent, added or removed"
     assert "against agent 1, overhearing" in content["findings"][0]
     assert [one["agent"] for one in content["agents"]] == [0, 2, 3]
+
+
+@pytest.mark.parametrize("algorithm", ["ldp-dsgd:1.0:2.0", "decor:1.0:2.0:1.0"])
+def test_the_neighbour_of_an_agent_that_restarts_hears_a_round_twice(algorithm: str) -> None:
+    heard = prove(algorithm, "ring:5", "restart:1", SMALL)
+    assert heard.repeated == 1
+    asked = replace(SMALL, repeated=1)
+    assert heard.epsilon == prove(algorithm, "ring:5", "restart:1", asked).epsilon
+    assert heard.epsilon > prove(algorithm, "ring:5", "agents:1", SMALL).epsilon

@@ -57,7 +57,7 @@ def chain(kind, epsilon):
     whole = noise_for(epsilon)
     if kind == "ldp-dsgd":
         return f"ldp-dsgd:{whole}:1.0"
-    # DESIGN fact 13: with edge noise as large as the effective noise the own part is 0.55 of it.
+    # With edge noise as large as the effective noise the own part is 0.55 of it.
     laplacian = 2 * np.eye(5) - np.roll(np.eye(5), 1, 0) - np.roll(np.eye(5), -1, 0)
     low, high = 0.1, 1.0
     for _ in range(40):

@@ -20,6 +20,7 @@ from sottovoce.mechanisms import (
     DECOR,
     DSGD,
     PDSGD,
+    Clip,
     Clock,
     Flow,
     GradientNoise,
@@ -33,6 +34,7 @@ from sottovoce.mechanisms import (
     ZeroSumDSGD,
     ZeroSumNoise,
     check,
+    check_dimension,
     in_blocks,
     mechanism_from,
     parse_algorithm,
@@ -334,6 +336,50 @@ class Fading(Shares):
     def coefficients(self, flow: Flow) -> torch.Tensor:
         found = super().coefficients(flow)
         return found if flow.at.round < 3 else self.mean(flow.routes).unsqueeze(-1).expand_as(found)
+
+
+@dataclass(frozen=True)
+class Drawn(Part):
+    """Noise that is not alike at all coordinates; none of it may pass for noise at each of them."""
+
+    place: ClassVar[Place] = "step"
+    linear: ClassVar[bool] = True
+    by_coordinate: ClassVar[bool] = True
+    keeps_average: ClassVar[bool] = False
+    how: str = "first"
+
+    def __call__(self, flow: Flow) -> None:
+        z = flow.exact_normal(Scope.AGENT, "drawn")
+        place = torch.arange(z.shape[-1])
+        flow.s = flow.s + {
+            "first": z * (place < 1000),
+            "last": z * (place >= 60_000),
+            "half": z * (2 * place >= z.shape[-1]),
+            "whole": z / z.shape[-1] ** 0.5,
+            "one": z[..., :1].expand_as(z),
+            "centred": z - z.mean(-1, keepdim=True),
+            "walk": z.cumsum(-1),
+            "late": z * (place < 70_000),
+            "all": z,
+        }[self.how].to(flow.s.dtype)
+
+
+@pytest.mark.parametrize("how", ["first", "last", "half", "whole", "one", "centred", "walk"])
+def test_noise_that_coordinates_share_or_lack_is_refused(how: str) -> None:
+    chain = Mechanism("drawn", (Clip(), Drawn(how), Shares("keep")))
+    with pytest.raises(
+        AlgorithmError, match=r"Drawn (does not treat all|says that it works by co)"
+    ):
+        check(chain, ring(5))
+
+
+def test_a_model_of_more_coordinates_is_looked_at_in_full() -> None:
+    chain = Mechanism("late", (Clip(), Drawn("late"), Shares("keep")))
+    check(chain, ring(5))
+    check_dimension(chain, ring(5), 69_999)
+    with pytest.raises(AlgorithmError, match="treat all of 80,000 coordinates alike"):
+        check_dimension(chain, ring(5), 80_000)
+    check_dimension(Mechanism("all", (Clip(), Drawn("all"), Shares("keep"))), ring(5), 80_000)
 
 
 @pytest.mark.parametrize(

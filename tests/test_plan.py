@@ -12,12 +12,21 @@ import torch
 
 from command_line import CommandLine
 from sottovoce.errors import PrivacyError
-from sottovoce.graphs import Graph, complete, from_networkx, ring, star
+from sottovoce.graphs import Graph, complete, from_networkx, path, ring, star
 from sottovoce.mechanisms import DECOR, LDPDSGD, PrivatePDSGD, ZeroSumDSGD
+from sottovoce.privacy.adversaries import CuriousAgents
 from sottovoce.privacy.composition import epsilon_of
 from sottovoce.privacy.guarantee import ProofSettings, prove
 from sottovoce.privacy.ledger import Entry, Ledger
-from sottovoce.privacy.planning import FAMILIES, Target, adversaries, divide, meet, worst_of
+from sottovoce.privacy.planning import (
+    FAMILIES,
+    Target,
+    adversaries,
+    divide,
+    guarantees_of,
+    meet,
+    worst_of,
+)
 from sottovoce.privacy.spending import Charge, Meter, spent
 from sottovoce.problems import Logistic, Quadratic
 from sottovoce.simulation.result import Result
@@ -131,7 +140,7 @@ def test_the_optimum_is_near_the_one_that_was_measured() -> None:
 def test_who_is_meant_and_who_is_worst() -> None:
     assert [str(one) for one in adversaries("agents:1,3", ring(5))] == ["agents:1,3"]
     assert len(adversaries("any:2", ring(5))) == 10
-    worst = worst_of(adversaries("any:1", star(5)), DECOR(0.1, 1.0), star(5))
+    (worst,) = worst_of(adversaries("any:1", star(5)), DECOR(0.1, 1.0), star(5), SHORT)
     assert str(worst) == "agents:0", "the centre holds the noise of every edge"
     for text in ("any:0", "any:5", "any:x"):
         with pytest.raises(PrivacyError, match="any:1 to any:4"):
@@ -234,6 +243,27 @@ def test_a_total_holds_against_what_its_trainings_have_in_common(tmp_path: Path)
     assert kept.adversary == "eavesdropper"
 
 
+def test_a_total_says_whose_records_it_does_not_cover(tmp_path: Path) -> None:
+    """An agent that counted as the adversary may have fewer records than all others."""
+    unequal = replace(SHORT, samples=(1000, 100, 1000, 1000, 1000))
+    kept = Ledger(tmp_path / "ledger.json")
+    for adversary in ("agents:1", "agents:1,2"):
+        kept.add(Entry.of(adversary, prove(DECOR(0.1, 0.1), ring(5), adversary, unequal)))
+    assert "an eavesdropper on every link, not for records of agents 1, 2." in kept.findings()[0]
+    assert kept.epsilon() < prove(DECOR(0.1, 0.1), ring(5), "eavesdropper", unequal).epsilon
+
+
+def test_the_worst_agent_to_be_curious_is_found_where_agents_are_unequal() -> None:
+    """On a path either second agent bares an end; the end with few records pays more."""
+    graph, chain = path(5), DECOR(0.1, 0.1)
+    unequal = replace(SHORT, samples=(1000, 1000, 1000, 1000, 100))
+    target = Target(epsilon=3.0, training=unequal, graph=graph)
+    found = guarantees_of(target, chain)["any:1"]
+    each = [prove(chain, graph, one, unequal).epsilon for one in adversaries("any:1", graph)]
+    assert found.epsilon == max(each)
+    assert max(each) > 1.2 * prove(chain, graph, "agents:1", unequal).epsilon
+
+
 def test_a_meter_charges_rounds_that_were_done_again() -> None:
     setting = Setting(ring(3), LDPDSGD(0.1), parse_stepsize("0.5"))
     meter = Meter(setting, "eavesdropper", 1e-5, 50)
@@ -296,3 +326,47 @@ def test_what_a_simulation_spent_is_known_from_its_result(tmp_path: Path) -> Non
     bare = simulate(Quadratic.random(3, 2), "dsgd", "ring:3", steps=2)
     with pytest.raises(PrivacyError, match="nothing of samples"):
         spent(bare)
+
+
+def test_protected_links_inherit_what_is_proved_on_plain_ones(
+    run: CommandLine, tmp_path: Path
+) -> None:
+    """The noise is the same on all links, and the printed command trains over masked ones."""
+    short = ("--samples", "1000", "--batch-size", "50", "--rounds", "20", "--adversary", "agents:1")
+    plain, encrypted, masked = (
+        run("plan", *short, "--links", links, "--json").json()
+        for links in ("plain", "encrypted", "masked")
+    )
+    for name in ("algorithm", "epsilon", "noise", "edge_noise", "noise_multiplier"):
+        assert plain[name] == encrypted[name] == masked[name]
+    assert masked["links"] == "masked"
+    assert masked["against"]["agents:1"]["adversary"] == "agents:1 on masked links"
+    assert "--links masked" in masked["command"]
+    assert "--adversary agents:1 --links masked --ledger" in masked["findings"][1]
+    assert (
+        "agent 1, overhearing every message; what masked links hide counts" in masked["findings"][2]
+    )
+    assert not any("--links" in line for line in plain["findings"])
+    assert any("--federation" in line for line in encrypted["findings"])
+
+    found = prove(DECOR(0.1, 0.1), ring(5), CuriousAgents({1}, links="masked"), SHORT)
+    kept = Ledger(tmp_path / "ledger.json")
+    kept.add(Entry.of("masked", found))
+    kept.add(Entry.of("plain", prove(DECOR(0.1, 0.1), ring(5), "eavesdropper", SHORT)))
+    assert "not for records of agent 1" in kept.findings()[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--links", "tls"), "plain, encrypted, masked"),
+        (("--links", "masked", "--graph", "path:5"), "at least two neighbours"),
+        (("--adversary", "restart:1"), "rounds that are sent once"),
+    ],
+)
+def test_a_plan_for_other_links_or_repeated_rounds_is_refused(
+    run: CommandLine, options: tuple[str, ...], reason: str
+) -> None:
+    done = run("plan", "--samples", "1000", "--batch-size", "50", "--rounds", "20", *options)
+    assert done.code == 2
+    assert reason in " ".join(done.err.split())

@@ -14,7 +14,7 @@ import sottovoce.distributed as sd
 from sottovoce import DECOR, DSGD, Mechanism, ProofSettings, prove, ring, spent
 from sottovoce.distributed.executions import Executions, number_of
 from sottovoce.distributed.launch import Training
-from sottovoce.distributed.train_worker import stepsize_of
+from sottovoce.distributed.train_worker import _charged, stepsize_of
 from sottovoce.errors import DistributedError, PrivacyError
 from sottovoce.mechanisms import LDPDSGD
 from sottovoce.privacy.ledger import Ledger
@@ -176,6 +176,18 @@ def test_a_torn_record_of_executed_rounds_is_refused_and_never_counts_as_none(
     assert together(over, 3) == [False, True, False]
 
 
+def test_a_training_under_way_does_not_begin_again_in_an_empty_folder(tmp_path: Path) -> None:
+    def act(transport: ThreadTransport) -> list[list[int]]:
+        optimizer = optimizer_of(transport)
+        train(optimizer, 2)
+        with pytest.raises(DistributedError, match="2 rounds were played already"):
+            optimizer.resume(tmp_path)
+        return optimizer.executions.to_json()
+
+    for (span,) in together(act, 3):
+        assert span[:3] == [0, 1, 2]
+
+
 def test_shared_noise_is_not_accounted_over_a_change_of_graph() -> None:
     for algorithm, holds in ((NOISY, False), (LDPDSGD(0.3), True)):
 
@@ -204,6 +216,24 @@ def test_parameters_that_something_else_alters_are_refused_where_samples_are_bou
         with pytest.raises(DistributedError, match=r"weight was altered between two rounds"):
             train(optimizer, 3)
         optimizer.load_state_dict(optimizer.state_dict())
+        train(optimizer, 3)
+
+    assert together(act, 3) == [None] * 3
+
+
+def test_a_state_that_is_written_below_torchs_counters_is_not_sent() -> None:
+    """`parameter.data` and `state_vector` are written to without any counter of torch's moving."""
+
+    def act(transport: ThreadTransport) -> None:
+        optimizer = optimizer_of(transport)
+        train(optimizer, 2)
+        (weight, _) = optimizer.param_groups[0]["params"]
+        for vector in (weight.data, optimizer.state_vector):
+            before = vector.clone()
+            vector.add_(1e-12)
+            with pytest.raises(DistributedError, match=r"\.data was altered between two rounds"):
+                train(optimizer, 3)
+            vector.copy_(before)
         train(optimizer, 3)
 
     assert together(act, 3) == [None] * 3
@@ -243,6 +273,47 @@ def test_a_training_is_in_the_ledger_before_it_starts_and_charged_in_full(tmp_pa
     (ended,) = Ledger(kept.path).entries
     assert ended.rounds == 24
     assert ended.epsilon == found.epsilon > begun.epsilon > ten
+
+
+def test_rounds_done_again_are_in_the_ledger_before_the_training_ends(tmp_path: Path) -> None:
+    training = Training(algorithm=str(NOISY), batch_size=50, rounds=10, epochs=2)
+    account = TrainingAccount(training, ledger=Ledger(tmp_path / "ledger.json", "subset"))
+    for redone, charged in ((0, 20), (3, 23), (2, 23)):
+        account.heard(report(redone, 10, redone))
+        (entry,) = Ledger(tmp_path / "ledger.json").entries
+        assert entry.rounds == charged
+
+
+def test_starts_that_nobody_can_count_are_charged_as_whole_trainings(tmp_path: Path) -> None:
+    """Agents that begin again without a checkpoint do not know how far they had come."""
+    training = Training(algorithm=str(NOISY), batch_size=50, rounds=10, epochs=2)
+    kept = Ledger(tmp_path / "ledger.json", "subset")
+    account = TrainingAccount(training, ledger=kept, restarts=2)
+    (begun,) = Ledger(kept.path).entries
+    assert begun.rounds == 60
+    account.heard(report(0, 10))
+    (going_on,) = Ledger(kept.path).entries
+    assert going_on.rounds == 60
+    account.heard(report(0, 20, 20))
+    assert account.end().executed == 40
+    saved = replace(training, checkpoint=str(tmp_path))
+    assert TrainingAccount(saved, restarts=2).expected().executed == 20
+
+
+@pytest.mark.parametrize(("checkpoint", "redone"), [(None, 40), ("here", 0)])
+def test_an_agent_says_how_often_it_was_started(
+    checkpoint: str | None, redone: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
+    training = Training(algorithm=str(NOISY), rounds=10, epochs=2, checkpoint=checkpoint)
+
+    def act(transport: ThreadTransport) -> dict[str, int]:
+        optimizer = optimizer_of(transport)
+        train(optimizer, 3)
+        return _charged(optimizer, training, 10)
+
+    for found in together(act, 3):
+        assert (found["rounds"], found["redone"], found["samples"]) == (3, redone, SIZE)
 
 
 def test_a_training_without_a_guarantee_makes_the_ledger_unbounded(tmp_path: Path) -> None:

@@ -157,10 +157,24 @@ def test_rows_longer_than_noise_are_found():
 
 def test_the_best_guess_without_messages_is_what_most_batches_have():
     records = load_census().training.inputs
-    guess = likeliest_support(records, CENSUS)
+    guess, _ = likeliest_support(records, CENSUS)
     assert guess.tolist() == (records.mean(0) > 0.5).tolist()
-    many = likeliest_support(records, replace(CENSUS, batch_size=64))
+    many, _ = likeliest_support(records, replace(CENSUS, batch_size=64))
     assert many.sum() > guess.sum()
+
+
+def test_the_commonest_support_may_be_guessed():
+    records = torch.tensor([[1.0, 0.0]] * 60 + [[0.0, 1.0]] * 40)
+    _, luck = likeliest_support(records, Inputs((2,), binary=True))
+    assert 0.5 < luck < 0.7
+
+
+def test_padding_is_no_word():
+    padded = nn.Sequential(nn.Embedding(6, 2, padding_idx=0), nn.Flatten(), nn.Linear(6, 2))
+    tokens = torch.tensor([[[0, 3, 5]]])
+    inputs = Inputs((3,), vocabulary=6)
+    assert Support.of(padded).truth(tokens, inputs)[0].nonzero()[:, 0].tolist() == [3, 5]
+    assert Support().truth(tokens, inputs)[0].nonzero()[:, 0].tolist() == [0, 3, 5]
 
 
 def test_what_has_no_support_is_refused():

@@ -1,6 +1,13 @@
 """What the agents do in a round: parts, chains of them, and the reference that plays a chain."""
 
-from sottovoce.mechanisms.examination import check, in_blocks, public_split, shares_edges
+from sottovoce.mechanisms.claim import CLAIMS, Claim
+from sottovoce.mechanisms.examination import (
+    check,
+    check_dimension,
+    in_blocks,
+    public_split,
+    shares_edges,
+)
 from sottovoce.mechanisms.flow import Clock, Flow, Scope
 from sottovoce.mechanisms.gossip_parts import (
     Acceleration,
@@ -38,6 +45,7 @@ from sottovoce.mechanisms.published import Mafalda, Muffliato, WangNedic, ZipDL
 
 __all__ = [
     "ALGORITHMS",
+    "CLAIMS",
     "DECOR",
     "DSGD",
     "LDPDSGD",
@@ -46,6 +54,7 @@ __all__ = [
     "Acceleration",
     "Bound",
     "CancellingNoise",
+    "Claim",
     "Clip",
     "Clock",
     "Coupling",
@@ -72,6 +81,7 @@ __all__ = [
     "ZipDL",
     "as_mechanism",
     "check",
+    "check_dimension",
     "in_blocks",
     "mechanism_from",
     "parse_algorithm",

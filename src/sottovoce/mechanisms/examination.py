@@ -10,6 +10,7 @@ from sottovoce.errors import AlgorithmError
 from sottovoce.graphs import Graph, ring
 from sottovoce.mechanisms.flow import Clock, Flow, Scope
 from sottovoce.mechanisms.mechanism import Mechanism
+from sottovoce.mechanisms.part import Part
 from sottovoce.mechanisms.parts import Shares
 from sottovoce.mechanisms.reference import by_messages, exchange, take_step
 from sottovoce.randomness import DeviceStreams
@@ -17,8 +18,11 @@ from sottovoce.stepsizes import Stepsize, Uniform
 
 _LARGEST = 32
 """A graph of more agents is stood in for by a ring of 8."""
-_SHAPE = (2, 5)
-"""Runs and coordinates of the numbers played with."""
+_SHAPE = (2, 37)
+"""Runs and coordinates of the numbers played with; more than an agent there has links."""
+_WIDE = (1 << 16) + 1
+"""Coordinates with which a part is played whose coordinates must all be treated alike."""
+_WIDEST = 1 << 24
 _TOLERANCE = 1e-9
 _PLAYED = Stepsize(law=Uniform())
 
@@ -28,7 +32,18 @@ def check(mechanism: Mechanism, graph: Graph, stepsize: Stepsize = _PLAYED) -> N
 
     stepsize: the one that is to be used; it decides whether noise cancels between agents.
     """
-    if faults := [*_bound_faults(mechanism), *_faults(mechanism, _stand_in(graph), stepsize)]:
+    graph = _stand_in(graph)
+    faults = [*_bound_faults(mechanism), *_faults(mechanism, graph, stepsize)]
+    if faults := faults or list(_unlike(mechanism, graph, _WIDE)):
+        raise AlgorithmError(f"{mechanism}: " + "; ".join(faults))
+
+
+def check_dimension(mechanism: Mechanism, graph: Graph, dimension: int) -> None:
+    """Raise unless a chain that bounds samples adds its noise to all coordinates of a model alike.
+
+    `check` has looked at some thousands; a model may have more.
+    """
+    if dimension > _WIDE and (faults := list(_unlike(mechanism, _stand_in(graph), dimension))):
         raise AlgorithmError(f"{mechanism}: " + "; ".join(faults))
 
 
@@ -61,11 +76,18 @@ def _bound_faults(mechanism: Mechanism) -> Iterator[str]:
     if (bound := mechanism.bound) is None:
         return
     norms = torch.cat([torch.zeros(1), torch.logspace(-30, 30, 121)]).double()
-    most = float((bound.factors(norms.clone()) * norms).max())
+    factors, name = bound.factors(norms.clone()), type(bound).__name__
+    most = float((factors * norms).abs().max())
     if not most <= bound.norm * (1 + _TOLERANCE):
         yield (
-            f"{type(bound).__name__} says that a sample contributes at most {bound.norm:.4g}, but "
-            f"its factors let {most:.4g} through"
+            f"{name} says that a sample contributes at most {bound.norm:.4g}, but its factors let "
+            f"{most:.4g} through"
+        )
+    alone = torch.cat([bound.factors(norm.clone()) for norm in norms.split(1)])
+    if factors.shape != norms.shape or not torch.allclose(factors, alone, rtol=_TOLERANCE, atol=0):
+        yield (
+            f"{name} gives a sample another factor beside other samples: one record more would "
+            "change what all others contribute; a factor may depend on the sample's own norm alone"
         )
 
 
@@ -73,8 +95,7 @@ def _faults(mechanism: Mechanism, graph: Graph, stepsize: Stepsize) -> Iterator[
     means = [[stepsize.mean(k, agent) for agent in range(graph.agents)] for k in (1, 2)]
     apart = any(len(set(each)) > 1 for each in means)
     for part in mechanism.parts:
-        others = () if part.place == "split" else (Shares("weights"),)
-        alone = replace(mechanism, parts=(*others, part))
+        alone = _alone(mechanism, part)
         name = type(part).__name__
         flow, once = _played(alone, graph)
         if not torch.isfinite(once).all():
@@ -107,6 +128,13 @@ def _faults(mechanism: Mechanism, graph: Graph, stepsize: Stepsize) -> Iterator[
             )
 
 
+def _alone(mechanism: Mechanism, part: Part) -> Mechanism:
+    """The part beside what a chain cannot do without."""
+    others = mechanism.at("samples") if part.place != "samples" else ()
+    shares = () if part.place == "split" else (Shares("weights"),)
+    return replace(mechanism, parts=(*others, *shares, part))
+
+
 def _inputs(graph: Graph) -> tuple[Tensor, Tensor]:
     """States and gradients to play with."""
     generator = torch.Generator().manual_seed(0)
@@ -116,9 +144,14 @@ def _inputs(graph: Graph) -> tuple[Tensor, Tensor]:
 
 
 def _flow(
-    graph: Graph, x: Tensor, g: Tensor, loudness: float = 1.0, stepsize: Stepsize = _PLAYED
+    graph: Graph,
+    x: Tensor,
+    g: Tensor,
+    loudness: float = 1.0,
+    stepsize: Stepsize = _PLAYED,
+    streams: DeviceStreams | None = None,
 ) -> Flow:
-    streams = _Louder(graph.agents, loudness)
+    streams = streams or _Louder(graph.agents, loudness)
     return Flow(x.clone(), g.clone(), graph.routes(), streams, stepsize, Clock(1))
 
 
@@ -128,10 +161,11 @@ def _played(
     given: tuple[Tensor, Tensor] | None = None,
     loudness: float = 1.0,
     stepsize: Stepsize = _PLAYED,
+    streams: DeviceStreams | None = None,
 ) -> tuple[Flow, Tensor]:
     """Two rounds: the flow, and all messages and the last states as rows, (rows, coordinates)."""
     x, g = given or _inputs(graph)
-    flow, seen = _flow(graph, x, g, loudness, stepsize), list[Tensor]()
+    flow, seen = _flow(graph, x, g, loudness, stepsize, streams), list[Tensor]()
     for round in (1, 2):
         flow.at, flow.s = Clock(round), g.clone()
         take_step(mechanism, flow)
@@ -169,8 +203,34 @@ def _is_linear(mechanism: Mechanism, graph: Graph, once: Tensor) -> bool:
 def _is_by_coordinate(mechanism: Mechanism, graph: Graph, once: Tensor) -> bool:
     x, g = _inputs(graph)
     x[..., 0], g[..., 0] = 1e3 * x[..., 0] + 1, -1e3 * g[..., 0]
-    _, other = _played(mechanism, graph, (x, g))
+    _, other = _played(mechanism, graph, (x, g), streams=_OtherFirst(graph.agents, 1.0))
     return torch.equal(once[:, 1:], other[:, 1:])
+
+
+def _unlike(mechanism: Mechanism, graph: Graph, dimension: int) -> Iterator[str]:
+    """Parts that do not treat coordinates alike, where a proof counts on the noise of a step."""
+    if mechanism.bound is None:
+        return
+    for part in (*mechanism.at("gradient"), *mechanism.at("step")):
+        alone = _alone(mechanism, part)
+        one, many = (_step_of_one(alone, graph, d) for d in (1, min(dimension, _WIDEST)))
+        if not torch.allclose(one.expand_as(many), many, rtol=1e-9, atol=_TOLERANCE):
+            yield (
+                f"{type(part).__name__} does not treat all of {dimension:,} coordinates alike, or "
+                "not as it treats one alone, so that no proof could count on its noise"
+            )
+
+
+def _step_of_one(mechanism: Mechanism, graph: Graph, dimension: int) -> Tensor:
+    """The steps of agent 0 in two rounds, all coordinates being equal: (rows, coordinates)."""
+    x, g = (one[:1, :1, :1].repeat(1, 1, dimension) for one in _inputs(graph))
+    flow = Flow(x, g, graph.routes(0), _Equal(1, 1.0, dimension), _PLAYED, Clock(1))
+    seen = list[Tensor]()
+    for round in (1, 2):
+        flow.at, flow.s = Clock(round), g.clone()
+        take_step(mechanism, flow)
+        seen.append(flow.s[0])
+    return torch.cat(seen)
 
 
 def _is_timeless_if_said(mechanism: Mechanism, graph: Graph) -> bool:
@@ -203,3 +263,30 @@ class _Louder(DeviceStreams):
 
     def add_normal_(self, tensor: Tensor, deviation: float, purpose: str, round: int) -> None:
         super().add_normal_(tensor, deviation * self._loudness, purpose, round)
+
+
+class _OtherFirst(_Louder):
+    """The same numbers but for those of the first coordinate."""
+
+    def uniform(
+        self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
+    ) -> Tensor:
+        found = super().uniform(purpose, round, count, dtype)
+        if count == _SHAPE[1]:
+            found[..., 0] = (found[..., 0] + 0.5) % 1.0
+        return found
+
+
+class _Equal(_Louder):
+    """One number for all coordinates, the same for any number of them."""
+
+    def __init__(self, agents: int, loudness: float, dimension: int) -> None:
+        super().__init__(agents, loudness)
+        self.runs, self._dimension = range(1), dimension
+
+    def uniform(
+        self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
+    ) -> Tensor:
+        if count != self._dimension:
+            return super().uniform(purpose, round, count, dtype)
+        return super().uniform(purpose, round, 1, dtype).repeat(1, 1, count)

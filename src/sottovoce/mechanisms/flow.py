@@ -43,7 +43,9 @@ class Flow:
     x: states (runs, senders, d). s: gradients, which the stepsizes turn into steps, likewise.
     shares: one for each route, (runs, routes, d), once the step is split. v: messages, likewise.
     before: after the exchange the state of which `x` is the successor. memory: what parts keep from
-    round to round, by names of their own. asked: whose private numbers were asked for.
+    round to round, by names of their own. asked: whose private numbers were asked for. proving:
+    whether the chain bounds samples, so that a proof may count on the noise that it adds.
+    in_kernel: whether a GPU's kernel may draw noise where it adds it (`mechanisms.terms`).
     """
 
     x: Tensor
@@ -54,6 +56,8 @@ class Flow:
     at: Clock
     memory: dict[str, Tensor] = field(default_factory=dict)
     asked: set[Scope] = field(default_factory=set)
+    proving: bool = False
+    in_kernel: bool = False
     shares: Tensor = field(init=False)
     v: Tensor = field(init=False)
     before: Tensor = field(init=False)
@@ -116,9 +120,15 @@ class Flow:
         return self._draw(self.streams.exact_normal, scope, purpose, round, torch.float64)
 
     def add_normal_(self, tensor: Tensor, deviation: float, purpose: str) -> None:
-        """Add Gaussian numbers of this deviation to (runs, senders, d) without storing them."""
+        """Add Gaussian numbers of this deviation to (runs, senders, d) without storing them.
+
+        Where a proof may count on them and the tensor is `s`, as `add_exactly` adds them.
+        """
         self.asked.add(Scope.AGENT)
-        self.streams.add_normal_(tensor, deviation, self._named(purpose), self.at.round)
+        if self.proving and tensor is self.s:
+            self.add_exactly(lambda part: part.exact_normal(Scope.AGENT, purpose).mul_(deviation))
+            return
+        self.streams.add_normal_(tensor, deviation, self.named(purpose), self.at.round)
 
     def add_exactly(self, noise: Callable[["Flow"], Tensor]) -> None:
         """Add to `s` in float64 what `noise` makes of a flow, and round afterwards, in place.
@@ -158,7 +168,7 @@ class Flow:
         single: bool = False,
     ) -> Tensor:
         self.asked.add(scope)
-        purpose, round = self._named(purpose), self.at.round if round is None else round
+        purpose, round = self.named(purpose), self.at.round if round is None else round
         count = 1 if single else self.s.shape[-1]
         if scope is Scope.AGENT:
             return draw(purpose, round, count, dtype)
@@ -190,5 +200,6 @@ class Flow:
             drawn.index_copy_(1, between, numbers.index_select(1, place))
         return drawn
 
-    def _named(self, purpose: str) -> str:
+    def named(self, purpose: str) -> str:
+        """The purpose under which the exchange under way draws."""
         return f"{purpose}, exchange {self.at.inner}" if self.at.inner else purpose

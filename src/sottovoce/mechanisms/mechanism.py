@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from sottovoce.errors import AlgorithmError
+from sottovoce.mechanisms.claim import NOTHING, Claim
 from sottovoce.mechanisms.part import PLACES, Bound, Part, Place, Split
 from sottovoce.stepsizes import Deterministic, Stepsize
 
@@ -15,13 +16,15 @@ class Mechanism:
 
     name: the text that `parse_algorithm` reads back. parts: in the order of `PLACES`, just one of
     them a `Split` and at most one a `Bound`. default_stepsize: what the chain's source uses with
-    it. exchanges: how often the agents exchange messages in one round.
+    it. exchanges: how often the agents exchange messages in one round. claim: what its authors
+    promise, which decides no number.
     """
 
     name: str
     parts: tuple[Part, ...]
     default_stepsize: Stepsize = field(default=Stepsize(law=Deterministic()), compare=False)
     exchanges: int = 1
+    claim: Claim = field(default=NOTHING, compare=False)
 
     def __post_init__(self) -> None:
         wrong = [part for part in self.parts if getattr(part, "place", None) not in PLACES]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from sottovoce.errors import AlgorithmError
+from sottovoce.mechanisms.claim import CLAIMS
 from sottovoce.mechanisms.gossip_parts import (
     Acceleration,
     CancellingNoise,
@@ -41,7 +42,7 @@ def DSGD() -> Mechanism:
     x_i <- Σ_j w_ij x_j - λ g_i: an agent keeps its whole step and sends w_ij x_j. It promises no
     privacy: an eavesdropper computes every gradient from the messages.
     """
-    return Mechanism("dsgd", (Shares("keep"),))
+    return Mechanism("dsgd", (Shares("keep"),), claim=CLAIMS["dsgd"])
 
 
 def PDSGD(mixing: str = "uniform") -> Mechanism:
@@ -53,7 +54,9 @@ def PDSGD(mixing: str = "uniform") -> Mechanism:
     two messages of a sender, who removes its state; with `coordinate` what is left has a random
     factor at every coordinate.
     """
-    return Mechanism(f"pdsgd:{mixing}", (Shares(mixing),), Stepsize(law=Experiment()))
+    return Mechanism(
+        f"pdsgd:{mixing}", (Shares(mixing),), Stepsize(law=Experiment()), claim=CLAIMS["pdsgd"]
+    )
 
 
 def NoisyDSGD(noise: float = 1e-2) -> Mechanism:
@@ -62,7 +65,9 @@ def NoisyDSGD(noise: float = 1e-2) -> Mechanism:
     `noise` is the standard deviation of each coordinate (Table I writes σ_DP). It promises nothing
     by itself: differential privacy also needs gradients of bounded norm.
     """
-    return Mechanism(f"noisy-dsgd:{noise}", (GradientNoise(noise), Shares("equal")))
+    return Mechanism(
+        f"noisy-dsgd:{noise}", (GradientNoise(noise), Shares("equal")), claim=CLAIMS["noisy-dsgd"]
+    )
 
 
 def ZeroSumDSGD(noise: float = 0.1, mixing: str = "weights") -> Mechanism:
@@ -75,7 +80,11 @@ def ZeroSumDSGD(noise: float = 0.1, mixing: str = "weights") -> Mechanism:
     candidates adds up all coordinates, over rounds the noise telescopes, and repeated data wear it
     down.
     """
-    return Mechanism(f"zero-sum:{noise}:{mixing}", (Shares(mixing), ZeroSumNoise(noise)))
+    return Mechanism(
+        f"zero-sum:{noise}:{mixing}",
+        (Shares(mixing), ZeroSumNoise(noise)),
+        claim=CLAIMS["zero-sum"],
+    )
 
 
 def LDPDSGD(noise: float = 1e-2, clip: float = 1.0, shares: str = "keep") -> Mechanism:
@@ -90,7 +99,7 @@ def LDPDSGD(noise: float = 1e-2, clip: float = 1.0, shares: str = "keep") -> Mec
     does not hide which agents take part, nor a person who has many records as well as one record.
     """
     parts = (Clip(clip), StepNoise(noise), Shares(shares))
-    return Mechanism(f"ldp-dsgd:{noise}:{clip}:{shares}", parts)
+    return Mechanism(f"ldp-dsgd:{noise}:{clip}:{shares}", parts, claim=CLAIMS["ldp-dsgd"])
 
 
 def DECOR(
@@ -109,7 +118,7 @@ def DECOR(
     that of the others, and an agent all of whose neighbours collude has its independent part alone.
     """
     parts = (Clip(clip), StepNoise(noise), EdgeNoise(edge), Shares(shares))
-    return Mechanism(f"decor:{noise}:{edge}:{clip}:{shares}", parts)
+    return Mechanism(f"decor:{noise}:{edge}:{clip}:{shares}", parts, claim=CLAIMS["decor"])
 
 
 def PrivatePDSGD(
@@ -127,7 +136,7 @@ def PrivatePDSGD(
     the data, only process what is protected. They are given no credit of their own.
     """
     parts = (Clip(clip), StepNoise(noise), EdgeNoise(edge), Shares(mixing))
-    return Mechanism(f"dp-pdsgd:{noise}:{edge}:{clip}:{mixing}", parts)
+    return Mechanism(f"dp-pdsgd:{noise}:{edge}:{clip}:{mixing}", parts, claim=CLAIMS["dp-pdsgd"])
 
 
 ALGORITHMS: dict[str, Callable[..., Mechanism]] = {

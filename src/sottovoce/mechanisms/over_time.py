@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -11,6 +12,7 @@ from sottovoce.errors import AlgorithmError
 from sottovoce.graphs import Graph, parse_graph
 from sottovoce.mechanisms.flow import Flow, Scope
 from sottovoce.mechanisms.parts import StepNoise
+from sottovoce.mechanisms.terms import add_exact_noise
 
 Array = NDArray[np.float64]
 _ITERATIONS = 200
@@ -85,17 +87,24 @@ class NoiseOverTime(StepNoise):
         """Every earlier round is asked for again."""
         return self.rounds
 
+    def _add_in_kernel(self, flow: Flow) -> None:
+        weights = self._weights(flow.at.round)
+        add_exact_noise(flow, Scope.AGENT, "step noise", self._sizes(flow), weights)
+
     def _drawn(self, flow: Flow) -> Tensor:
-        now = flow.at.round
+        total = torch.zeros_like(flow.s, dtype=torch.float64)
+        for round, weight in self._weights(flow.at.round).items():
+            drawn = flow.exact_normal(Scope.AGENT, "step noise", round=round)
+            total.add_(drawn, alpha=weight)
+        return total.mul_(self._sizes(flow))
+
+    def _weights(self, now: int) -> dict[int, float]:
+        """How much of this round's numbers, and of each earlier one's, enters the step."""
         if now > self.rounds:
             raise AlgorithmError(
                 f"round {now} is beyond the {self.rounds} rounds for which the noise was made; "
                 "name the length of the training, as in mafalda:0.01:1.0:1000"
             )
         row = coefficients(self.graph, self.rounds)[now - 1, :now]
-        earlier = [round for round in range(1, now + 1) if abs(row[round - 1]) > _LEAST]
-        total = flow.exact_normal(Scope.AGENT, "step noise").mul_(float(row[now - 1]))
-        for round in earlier[:-1]:
-            drawn = flow.exact_normal(Scope.AGENT, "step noise", round=round)
-            total.add_(drawn, alpha=float(row[round - 1]))
-        return total.mul_(self.noise * flow.mean_stepsize.double())
+        earlier = [round for round in range(1, now) if abs(row[round - 1]) > _LEAST]
+        return {round: float(row[round - 1]) for round in (now, *earlier)}

@@ -39,12 +39,22 @@ class Part(ABC):
     """A coordinate of the result depends on the same coordinate alone, so that blocks suffice."""
     keeps_average: ClassVar[bool] = True
     """The agents' average moves by the mean of the steps Λg, whatever the part draws."""
+    additive: ClassVar[bool] = False
+    """At `shares`: it adds to them what depends on neither states nor steps, and can take the same
+    from what agents receive (`subtract_received`), so that no shares need be made."""
     reach: ClassVar[int] = 0
     """How many rounds back it asks for private numbers again: real agents keep keys that long."""
 
     @abstractmethod
     def __call__(self, flow: Flow) -> None:
         """Alter the flow in place."""
+
+    def subtract_received(self, flow: Flow, total: Tensor) -> None:
+        """Where `additive`: take from `total`, (runs, agents, d), what receivers get less by it.
+
+        Called where noise can be drawn inside a kernel, on a GPU.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not add to what agents receive")
 
     @property
     def options(self) -> dict[str, Any]:

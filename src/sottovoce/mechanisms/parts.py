@@ -10,6 +10,7 @@ from sottovoce.errors import AlgorithmError
 from sottovoce.graphs import Routes
 from sottovoce.mechanisms.flow import Flow, Scope
 from sottovoce.mechanisms.part import Bound, Part, Place, Split
+from sottovoce.mechanisms.terms import add_exact_noise, subtract_zero_sum
 
 RULES = ("uniform", "dirichlet", "equal", "weights", "coordinate", "keep")
 """How `Shares` may split a step."""
@@ -90,7 +91,10 @@ class Clip(Bound):
 
 @dataclass(frozen=True)
 class GradientNoise(Part):
-    """Add independent Gaussian noise to the gradient; `noise` is the deviation of a coordinate."""
+    """Add independent Gaussian noise to the gradient; `noise` is the deviation of a coordinate.
+
+    In a chain with a clip it is drawn and added as in `StepNoise`, fit for a proof.
+    """
 
     place: ClassVar[Place] = "gradient"
     linear: ClassVar[bool] = True
@@ -102,7 +106,12 @@ class GradientNoise(Part):
         require_noise(self.noise)
 
     def __call__(self, flow: Flow) -> None:
-        if self.noise:
+        if not self.noise:
+            return
+        if flow.in_kernel and flow.proving:
+            sizes = flow.s.new_full((flow.s.shape[1], 1), self.noise, dtype=torch.float64)
+            add_exact_noise(flow, Scope.AGENT, "noise", sizes, {flow.at.round: 1.0})
+        else:
             flow.add_normal_(flow.s, self.noise, "noise")
 
 
@@ -119,6 +128,7 @@ class ZeroSumNoise(Part):
     place: ClassVar[Place] = "shares"
     linear: ClassVar[bool] = True
     by_coordinate: ClassVar[bool] = True
+    additive: ClassVar[bool] = True
     noise: float | tuple[float, ...] = 0.1
     purpose: str = "zero-sum noise"
 
@@ -129,13 +139,21 @@ class ZeroSumNoise(Part):
     def __call__(self, flow: Flow) -> None:
         if not self.noise:
             return
+        noise = flow.normal(Scope.LINK, self.purpose)
+        noise.sub_(flow.by_route(flow.mean_over_routes(noise)))
+        flow.shares.add_(noise.mul_(flow.by_route(self._sizes(flow))))
+
+    def subtract_received(self, flow: Flow, total: Tensor) -> None:
+        if self.noise:
+            subtract_zero_sum(flow, self.purpose, self._sizes(flow), total)
+
+    def _sizes(self, flow: Flow) -> Tensor:
+        """The deviation of every sender's noise: (senders, 1)."""
         sizes: float | Tensor = self.noise if isinstance(self.noise, float | int) else 0.0
         if isinstance(self.noise, tuple):
             each = [self.noise[agent] for agent in flow.streams.agents]
             sizes = flow.s.new_tensor(each).unsqueeze(-1)
-        noise = flow.normal(Scope.LINK, self.purpose)
-        noise.sub_(flow.by_route(flow.mean_over_routes(noise)))
-        flow.shares.add_(noise.mul_(flow.by_route(flow.mean_stepsize.mul_(sizes))))
+        return flow.mean_stepsize.mul_(sizes)
 
 
 @dataclass(frozen=True)
@@ -157,12 +175,22 @@ class StepNoise(Part):
         require_noise(self.noise)
 
     def __call__(self, flow: Flow) -> None:
-        if self.noise:
+        if not self.noise:
+            return
+        if flow.in_kernel:
+            self._add_in_kernel(flow)
+        else:
             flow.add_exactly(self._drawn)
 
+    def _sizes(self, flow: Flow) -> Tensor:
+        return self.noise * flow.mean_stepsize.double()
+
+    def _add_in_kernel(self, flow: Flow) -> None:
+        now = {flow.at.round: 1.0}
+        add_exact_noise(flow, Scope.AGENT, "step noise", self._sizes(flow), now)
+
     def _drawn(self, flow: Flow) -> Tensor:
-        drawn = flow.exact_normal(Scope.AGENT, "step noise")
-        return drawn.mul_(self.noise * flow.mean_stepsize.double())
+        return flow.exact_normal(Scope.AGENT, "step noise").mul_(self._sizes(flow))
 
 
 @dataclass(frozen=True)
@@ -176,10 +204,14 @@ class EdgeNoise(StepNoise):
 
     keeps_average: ClassVar[bool] = True
 
+    def _add_in_kernel(self, flow: Flow) -> None:
+        now = {flow.at.round: 1.0}
+        add_exact_noise(flow, Scope.EDGE, "edge noise", self._sizes(flow), now)
+
     def _drawn(self, flow: Flow) -> Tensor:
         drawn = flow.exact_normal(Scope.EDGE, "edge noise")
         total = flow.over_routes(drawn.mul_(flow.routes.sign.unsqueeze(-1)))
-        return total.mul_(self.noise * flow.mean_stepsize.double())
+        return total.mul_(self._sizes(flow))
 
 
 def require_noise(noise: float) -> None:

@@ -1,5 +1,6 @@
 """Chains of other papers, each as its authors state it and with what they promise."""
 
+from sottovoce.mechanisms.claim import CLAIMS
 from sottovoce.mechanisms.gossip_parts import Acceleration, CancellingNoise, Coupling, SentLaplace
 from sottovoce.mechanisms.mechanism import Mechanism
 from sottovoce.mechanisms.over_time import NoiseOverTime
@@ -15,7 +16,9 @@ def ZipDL(noise: float = 0.1) -> Mechanism:
     against a single curious neighbour. Nothing is promised here: samples are not clipped, and over
     rounds the noise telescopes, as that of `ZeroSumDSGD` does.
     """
-    return Mechanism(f"zip-dl:{noise}", (Shares("weights"), CancellingNoise(noise)))
+    return Mechanism(
+        f"zip-dl:{noise}", (Shares("weights"), CancellingNoise(noise)), claim=CLAIMS["zip-dl"]
+    )
 
 
 def Muffliato(
@@ -31,7 +34,7 @@ def Muffliato(
     """
     parts = (Clip(clip), StepNoise(noise), Shares("weights"), Acceleration(gamma))
     name = f"muffliato:{noise}:{exchanges}:{gamma}:{clip}"
-    return Mechanism(name, parts, exchanges=exchanges)
+    return Mechanism(name, parts, exchanges=exchanges, claim=CLAIMS["muffliato"])
 
 
 def WangNedic(noise: float = 0.1, coupling: float = 0.9, growth: float = 0.3) -> Mechanism:
@@ -47,7 +50,7 @@ def WangNedic(noise: float = 0.1, coupling: float = 0.9, growth: float = 0.3) ->
     """
     # The coupling scales the noise, too: what is added behind it is smaller by χ_k.
     parts = (Shares("keep"), Coupling(coupling), SentLaplace(noise, growth - coupling))
-    return Mechanism(f"wang-nedic:{noise}:{coupling}:{growth}", parts)
+    return Mechanism(f"wang-nedic:{noise}:{coupling}:{growth}", parts, claim=CLAIMS["wang-nedic"])
 
 
 def Mafalda(
@@ -61,4 +64,4 @@ def Mafalda(
     non-adaptive.
     """
     parts = (Clip(clip), NoiseOverTime(noise, rounds, graph), Shares("weights"))
-    return Mechanism(f"mafalda:{noise}:{clip}:{rounds}:{graph}", parts)
+    return Mechanism(f"mafalda:{noise}:{clip}:{rounds}:{graph}", parts, claim=CLAIMS["mafalda"])

@@ -22,6 +22,7 @@ Gather = Callable[[Flow], Tensor]
 
 def take_step(mechanism: Mechanism, flow: Flow) -> None:
     """Turn the gradients in `flow.s` into steps, in place."""
+    flow.proving = mechanism.bound is not None
     for part in mechanism.at("gradient"):
         part(flow)
     flow.stepsize.scale_(flow.s, flow.streams, flow.at.round)

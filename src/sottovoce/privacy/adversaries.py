@@ -174,7 +174,7 @@ class Adversary(ABC):
             truth.states if "state" in self.knows else None,
             _stepsizes(transcript) if "stepsizes" in self.knows else None,
             self._sums(transcript),
-            {k: again.messages[at][:, links] for at, k in enumerate(again.rounds)} if again else {},
+            _twice(again, links),
         )
 
     def _sums(self, transcript: Transcript) -> Sums | None:
@@ -243,6 +243,14 @@ def parse_adversary(text: str, knows: Iterable[str] = (), links: str = "plain") 
     if kind in kinds and all(part.isdecimal() for part in rest.split(",")):
         return kinds[kind]([int(part) for part in rest.split(",")], knows, links)
     raise AttackError(f"the adversary {text!r} is not known; accepted: {ACCEPTED}")
+
+
+def _twice(again: Transcript | None, links: list[int]) -> dict[int, Tensor]:
+    """The second messages on seen links, of a round with several exchanges those of the first."""
+    if again is None:
+        return {}
+    first = [link for link in links if link < again.messages.shape[2]]
+    return {k: again.messages[at][:, first] for at, k in enumerate(again.rounds)}
 
 
 def _stepsizes(transcript: Transcript) -> Tensor:

@@ -216,10 +216,12 @@ class _Group:
 
     def __init__(self, seen: Seen, agents: list[int]) -> None:
         mechanism, everyone = seen.setting.algorithm, seen.setting.graph.routes()
-        if strange := [type(part).__name__ for part in mechanism.parts if not part.linear]:
+        strange = [part for part in mechanism.parts if not (part.linear and part.by_coordinate)]
+        if strange:
             raise PrivacyError(
-                f"{mechanism} has parts that are not linear ({', '.join(strange)}); the law of "
-                "messages is known for linear chains only"
+                f"{mechanism} has parts that are not linear at every coordinate alike "
+                f"({', '.join(type(part).__name__ for part in strange)}); the law of messages is "
+                "known for linear chains only"
             )
         self.mechanism = mechanism.with_split(AtMean(mechanism.split))
         self.stepsize, self.rounds = seen.setting.stepsize, seen.rounds

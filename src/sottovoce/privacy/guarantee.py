@@ -14,6 +14,7 @@ sums, inherit the ε of the view above.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from scipy.stats import binom
@@ -48,12 +49,15 @@ def prove(
 ) -> Guarantee:
     """What is proved for every agent that the adversary does not hold, and for whom nothing is.
 
-    A curious agent counts as one that overhears everything and holds the numbers of its edges.
+    A curious agent counts as one that overhears everything and holds the numbers of its edges. For
+    the neighbour of an agent that restarts, one round counts as executed twice.
     """
     if settings is None:
         raise PrivacyError("a guarantee needs ProofSettings: rounds, samples and batch")
     mechanism, graph = as_mechanism(algorithm), as_graph(graph)
     adversary = parse_adversary(adversary) if isinstance(adversary, str) else adversary
+    if adversary.hears_again and not (settings.repeated or settings.redone):
+        settings = replace(settings, repeated=1)
     given = settings.stepsize
     stepsize = mechanism.default_stepsize if given is None else as_stepsize(given)
     if len(settings.counts) not in (1, graph.agents):
@@ -121,7 +125,8 @@ class _Proof:
     def _count_repetitions(self) -> None:
         """Fixed batches are drawn with replacement: how often one record counts in a round."""
         settings = self.settings
-        share = AGAIN * settings.delta / (settings.rounds + settings.redone)
+        executed = settings.rounds + settings.redone + settings.repeated
+        share = AGAIN * settings.delta / executed
         most = max(settings.rate(agent) for agent in self.targets) / settings.batch
         self.again = int(binom.isf(share, settings.batch, most)) + 1
         self.delta = (1 - AGAIN) * settings.delta
@@ -159,8 +164,11 @@ class _Proof:
 
     def _from_messages(self, agent: int, alone: bool) -> AgentGuarantee:
         settings = self.settings
-        if not all(part.linear for part in self.setting.algorithm.parts):
-            self._once("The chain is not linear: the law of its messages is not known.")
+        if not all(part.linear and part.by_coordinate for part in self.setting.algorithm.parts):
+            self._once(
+                "The chain is not linear at every coordinate alike: the law of its messages is not "
+                "known."
+            )
             return AgentGuarantee(agent, "refused", neighbours_collude=alone)
         total = float(self._total_mu(agent))
         if math.isinf(total):

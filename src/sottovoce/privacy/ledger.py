@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import PrivacyError, ResultError
+from sottovoce.privacy.adversaries import parse_adversary
 from sottovoce.privacy.composition import Release, epsilon_of, require_delta
-from sottovoce.privacy.promise import Guarantee, against, whose
+from sottovoce.privacy.promise import Guarantee, against, named, whose, without_links
 from sottovoce.storage.files import write_json
 from sottovoce.storage.store import lock
 
@@ -62,7 +63,7 @@ class Entry:
             _now(),
             guarantee.algorithm,
             guarantee.graph,
-            guarantee.adversary,
+            without_links(guarantee.adversary),
             times * guarantee.executed,
             guarantee.epsilon,
             guarantee.delta,
@@ -115,9 +116,16 @@ class Ledger:
 
     @property
     def adversary(self) -> str:
-        """Against whom the total holds: what one adversary is proved is so for an eavesdropper."""
+        """Against whom the total holds: what is proved against agents holds for an eavesdropper."""
         met = {one.adversary for one in self.entries}
         return met.pop() if len(met) == 1 else "eavesdropper"
+
+    @property
+    def uncovered(self) -> list[int]:
+        """Agents of whose records the total says nothing: some training was judged against them."""
+        if self.adversary != "eavesdropper":
+            return []
+        return sorted(set().union(*(parse_adversary(one.adversary).own for one in self.entries)))
 
     def findings(self, delta: float = 1e-5, records: int = 1) -> list[str]:
         """The total in sentences."""
@@ -129,9 +137,10 @@ class Ledger:
             cause = f"nothing is proved for {bare}" if bare else "fixed batches use up δ"
             return [f"UNBOUNDED: {cause}."]
         count, unit = len(self.entries), whose(records, all(one.poisson for one in self.entries))
+        bare = f", not for records of {named(self.uncovered)}" if self.uncovered else ""
         return [
             f"ε = {total:.4g} at δ = {delta:g} for {unit}, over {count} "
-            f"training{'s' if count > 1 else ''}, against {against(self.adversary)}."
+            f"training{'s' if count > 1 else ''}, against {against(self.adversary)}{bare}."
         ]
 
     def to_json(self) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from scipy.optimize import brentq
 from sottovoce.errors import PrivacyError
 from sottovoce.graphs import Graph, as_graph
 from sottovoce.mechanisms import DECOR, LDPDSGD, Mechanism, PrivatePDSGD
+from sottovoce.mechanisms.fixed_point import require_sums
 from sottovoce.privacy.adversaries import Adversary, CuriousAgents, parse_adversary
 from sottovoce.privacy.columns import Array, one_round
 from sottovoce.privacy.composition import multiplier_for
@@ -76,11 +77,11 @@ def family(name: str) -> Family:
     return FAMILIES[name]
 
 
-def adversaries(text: str, graph: Graph) -> list[Adversary]:
+def adversaries(text: str, graph: Graph, links: str = "plain") -> list[Adversary]:
     """Who is meant: `eavesdropper`, `agents:1,3`, or `any:2` for every set of two agents."""
     kind, _, number = text.partition(":")
     if kind != "any":
-        return [parse_adversary(text)]
+        return [_hearing_once(parse_adversary(text, links=links))]
     if not number.isdecimal() or not 0 < int(number) < graph.agents:
         raise PrivacyError(
             f"the adversary is {text!r}; accepted: any:1 to any:{graph.agents - 1}, eavesdropper, "
@@ -91,7 +92,18 @@ def adversaries(text: str, graph: Graph) -> list[Adversary]:
             f"{text} of {graph.agents} agents are {math.comb(graph.agents, int(number)):,} sets; "
             f"up to {MOST_SETS:,} are tried; name the agents, as in agents:1,3"
         )
-    return [CuriousAgents(some) for some in combinations(range(graph.agents), int(number))]
+    sets = combinations(range(graph.agents), int(number))
+    return [CuriousAgents(some, links=links) for some in sets]
+
+
+def _hearing_once(adversary: Adversary) -> Adversary:
+    if adversary.hears_again:
+        raise PrivacyError(
+            f"a plan is made for rounds that are sent once, not for {adversary}; accepted: "
+            "eavesdropper, agents:1,3, any:1; `sottovoce bound --samples --adversary restart:1` "
+            "says what is proved where a round is sent again"
+        )
+    return adversary
 
 
 @dataclass(frozen=True)
@@ -191,7 +203,8 @@ class Target:
     """What is to hold: ε for one record (or a person's `records`) against an adversary.
 
     algorithm: a name of `FAMILIES`. shares: the rule for shares, chosen unless given. clip: the
-    most that one record's gradient may be. training: rounds, samples, batch, δ and stepsize.
+    most that one record's gradient may be. training: rounds, samples, batch, δ and stepsize. links:
+    what protects messages on their way; the proof counts what it hides as seen.
     """
 
     epsilon: float
@@ -201,6 +214,11 @@ class Target:
     adversary: str = "eavesdropper"
     shares: str | None = None
     clip: float = 1.0
+    links: str = "plain"
+
+    def __post_init__(self) -> None:
+        if self.links == "masked":
+            require_sums(self.graph)
 
 
 @dataclass(frozen=True)
@@ -209,7 +227,7 @@ class Plan:
 
     multiplier: the noise multiplier z of the effective noise z C / B. noise, edge_noise: the
     standard deviations of the parts. guarantees: ε against the target's adversary, then against an
-    eavesdropper, the worst single agent and the worst two, as far as there are so many agents.
+    eavesdropper, the worst single agent and, where there are enough agents, the worst two.
     """
 
     target: Target
@@ -233,6 +251,7 @@ class Plan:
             "graph": target.graph.name,
             "weights": target.graph.weights,
             "adversary": target.adversary,
+            "links": target.links,
             "epsilon": self.epsilon,
             "delta": training.delta,
             "unit": self.guarantees[target.adversary].unit,
@@ -270,14 +289,14 @@ def meet(target: Target) -> Plan:
     multiplier = multiplier_for(
         target.epsilon, training.delta, rate, training.rounds, training.records
     )
-    noises = Noises(kind, graph, adversaries(target.adversary, graph))
+    noises = Noises(kind, graph, adversaries(target.adversary, graph, target.links))
     memory = min(MEMORY, training.rounds)
     division = noises.best([target.shares] if target.shares else kind.shares, memory)
     effective = multiplier * target.clip / training.batch * _largest(target, kind)
     own, edge = _upward(division.independent * effective), _upward(division.edge * effective)
     mechanism = kind.make(own, edge, target.clip, division.shares)
     plan = Plan(target, multiplier, division, own, edge, mechanism, {})
-    return replace(plan, guarantees=_guarantees(target, mechanism, kind))
+    return replace(plan, guarantees=guarantees_of(target, mechanism))
 
 
 def _largest(target: Target, kind: Family) -> float:
@@ -292,31 +311,45 @@ def _largest(target: Target, kind: Family) -> float:
     )
 
 
-def _guarantees(target: Target, mechanism: Mechanism, kind: Family) -> dict[str, Guarantee]:
+def guarantees_of(target: Target, mechanism: Mechanism) -> dict[str, Guarantee]:
+    """What a chain proves against the target's adversary, then in the order of `Plan`."""
     graph, found = target.graph, {}
     texts = [target.adversary, "eavesdropper", "any:1", "any:2"]
     for text in dict.fromkeys(texts):
         try:
-            who = adversaries(text, graph)
+            who = adversaries(text, graph, target.links)
         except PrivacyError:
             if text == target.adversary:
                 raise
             continue
-        found[text] = prove(mechanism, graph, worst_of(who, mechanism, graph), target.training)
+        worst = worst_of(who, mechanism, graph, target.training)
+        each = [prove(mechanism, graph, one, target.training) for one in worst]
+        found[text] = max(each, key=lambda one: math.inf if one.epsilon is None else one.epsilon)
     return found
 
 
-def worst_of(who: Sequence[Adversary], mechanism: Mechanism, graph: Graph) -> Adversary:
-    """The adversary who leaves some agent with the least noise."""
+def worst_of(
+    who: Sequence[Adversary], mechanism: Mechanism, graph: Graph, training: ProofSettings
+) -> list[Adversary]:
+    """Among these is the adversary with the largest ε: one for each sampling rate of agents.
 
-    def least(one: Adversary) -> float:
+    Of agents with one rate the one with the least noise has the largest ε.
+    """
+    rates = np.array([training.rate(agent) for agent in range(graph.agents)])
+
+    def variances(one: Adversary) -> Array:
         keep = [i for i in range(graph.agents) if i not in one.own]
         noise = step_noise(Setting(graph, mechanism, _UNIT), one.own)[np.ix_(keep, keep)]
-        if np.linalg.matrix_rank(noise, hermitian=True) < len(keep):
-            return 0.0
-        return float((1 / np.diag(np.linalg.inv(noise))).min())
+        found = np.full(graph.agents, np.inf)
+        singular = np.linalg.matrix_rank(noise, hermitian=True) < len(keep)
+        found[keep] = 0.0 if singular else 1 / np.diag(np.linalg.inv(noise))
+        return found
 
-    return who[0] if len(who) == 1 else min(who, key=least)
+    if len(who) == 1:
+        return list(who)
+    left = np.array([variances(one) for one in who])
+    places = [int(left[:, rates == rate].min(1).argmin()) for rate in np.unique(rates)]
+    return [who[place] for place in dict.fromkeys(places)]
 
 
 def _upward(value: float) -> float:

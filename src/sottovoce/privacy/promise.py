@@ -214,12 +214,20 @@ def _covering(releases: Sequence[Release], count: int) -> Release:
 
 
 def against(adversary: str) -> str:
-    """An adversary in words."""
+    """An adversary in words; protected links change nothing, since all counts as seen."""
+    if without_links(adversary) != adversary:
+        links = adversary.rpartition(" on ")[2]
+        return f"{against(without_links(adversary))}; what {links} hide counts as seen"
     if adversary.startswith("agents:"):
         several = "," in adversary
         who = f"agents {adversary[7:]} together" if several else f"agent {adversary[7:]}"
         return f"{who}, overhearing every message"
     return "an eavesdropper on every link" if adversary == "eavesdropper" else adversary
+
+
+def without_links(adversary: str) -> str:
+    """An adversary without what protects its links: what is proved is that of plain ones."""
+    return adversary.partition(" on ")[0]
 
 
 def named(agents: Sequence[int]) -> str:

@@ -7,7 +7,9 @@ that it does not see, and rounds compose adaptively. Given what it has seen, a r
 
     s = a g + B z        (agents at each coordinate; a, B played, not declared)
 
-with fresh z. A record of agent i moves g_i alone. With Σ = B Bᵀ over the agents that are not the
+with fresh z. That all the rest follows from the steps is played, too: the messages, states and
+memory of a round may depend on gradients through its perturbed steps alone. A record of agent i
+moves g_i alone. With Σ = B Bᵀ over the agents that are not the
 adversary's, the numbers of its own edges left out, its change is seen with the noise multiplier of
 a Gaussian of deviation 1 / √(a_i² (Σ^-1)_ii) in the unit of g. Where a round's numbers are asked
 for again in another round, or taken back by a later part, or memory carries what the view does not
@@ -17,14 +19,15 @@ hold, rounds are not independent and the view proves nothing: `faults` says so.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.mechanisms import Clock, Flow
+from sottovoce.graphs import ring
+from sottovoce.mechanisms import Clock, Flow, Part, Place
 from sottovoce.mechanisms.reference import by_messages, exchange, take_step
 from sottovoce.privacy.columns import Array, Columns, Numbers, ends_of, span
 from sottovoce.randomness import Streams
@@ -38,6 +41,10 @@ _EXACT = 1e-11
 """A variance below this fraction of the largest counts as none."""
 _PART = 1e-5
 """A part of a unit vector shorter than this counts as absent."""
+_BESIDE = 1e-7
+"""Likewise, of what messages show of gradients beside the steps."""
+_MOST = 32
+"""Agents up to which messages are played; a ring of 8 stands in for more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +69,9 @@ def reveal(
     round is executed again with the same ones.
     """
     played = _Played(setting, own, edges)
-    classes: list[tuple[Tensor, Array]] = []
+    small = setting if setting.graph.agents <= _MOST else replace(setting, graph=ring(8))
+    shown = played if small is setting else _Played(small, frozenset(), True)
+    classes: list[tuple[list[Tensor], Array]] = []
     noise = np.empty((len(rounds), setting.graph.agents))
     for place, round in enumerate(rounds):
         signature = played.signature(round)
@@ -70,6 +79,7 @@ def reveal(
         if not known:
             classes.append((signature, played.noise(round)))
             known = [classes[-1][1]]
+            played.faults += shown.beside(round)
         noise[place] = known[0]
     return Revealed(noise, tuple(dict.fromkeys(played.faults)))
 
@@ -86,8 +96,12 @@ def step_noise(setting: Setting, own: frozenset[int] = frozenset()) -> Array:
     return found
 
 
-def _alike(one: Tensor, other: Tensor) -> bool:
-    return bool(torch.allclose(one, other, rtol=_SAME, atol=_SAME))
+def _alike(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    """Whether two rounds do the same, each thing by its own size: noise may be small."""
+    return all(
+        torch.allclose(a, b, rtol=_SAME, atol=_SAME * float(torch.maximum(a, b).abs().max()))
+        for a, b in zip(one, other, strict=True)
+    )
 
 
 class _Played:
@@ -103,10 +117,10 @@ class _Played:
         self.probes = _Probes(range(self.agents), self.asked, len(self.routes.sender))
         self.memory: dict[str, Tensor] = {}
         self.faults = [
-            f"{type(part).__name__} is not linear, and stands where noise is added"
-            for place in ("gradient", "step")
-            for part in self.mechanism.at(place)
-            if not part.linear
+            f"{type(part).__name__} {fault}, and stands where noise is added"
+            for part in (*self.mechanism.at("gradient"), *self.mechanism.at("step"))
+            for fault in (_lacking(part),)
+            if fault
         ]
 
     def flow(self, round: int, width: int, streams: Streams, stepsize: float) -> Flow:
@@ -122,23 +136,46 @@ class _Played:
         memory = {name: one.new_zeros(*one.shape[:-1], width) for name, one in self.memory.items()}
         return Flow(x, torch.zeros_like(x), self.routes, streams, at, Clock(round), memory)
 
-    def signature(self, round: int) -> Tensor:
-        """What a round does to fixed numbers per unit of stepsize, and how far stepsizes range."""
-        streams = self.probes
-        steps, mean = [], self.stepsize.mean(round) or 1.0
-        for stepsize in (0.0, mean):
+    def columns(self, round: int, numbers: Numbers, stepsize: float) -> Flow:
+        """The same with a column for each gradient and each number."""
+        width = self.agents + len(numbers.columns)
+        flow = self.flow(round, width, Columns(range(self.agents), numbers), stepsize)
+        flow.s = torch.eye(self.agents, width, dtype=torch.float64).unsqueeze(0)
+        return flow
+
+    def signature(self, round: int) -> list[Tensor]:
+        """What a round does to fixed numbers per unit of stepsize, and how far stepsizes range.
+
+        Noise behind Λ, all noise, and what becomes of gradients are told apart.
+        """
+        streams, mean = self.probes, self.stepsize.mean(round) or 1.0
+        gradients = streams.table("gradient", _PROBES)[None, : self.agents]
+        steps = []
+        for stepsize, part in ((0.0, 0.0), (mean, 0.0), (mean, 1.0)):
             flow = self.flow(round, _PROBES, streams, stepsize)
-            flow.s = streams.table("gradient", _PROBES)[None, : self.agents].clone()
+            flow.s = part * gradients
             self.asked.begin(round, "step")
             take_step(self.mechanism, flow)
             steps.append(flow.s[0] / mean)
         self.asked.begin(round, "later")
         exchange(self.mechanism, flow, by_messages(self.mechanism))
         self.memory = flow.memory
+        if not self._keeps_range(round, gradients):
+            self.faults.append("stepsizes turn gradients into steps outside their public range")
         self.faults += self.asked.faults
         self.asked.faults.clear()
-        ranges = torch.tensor(self.ranges(round)) / mean
-        return torch.cat([*steps, ranges.T], 1)
+        steps[2] -= steps[1]
+        return [*steps, torch.tensor(self.ranges(round)) / mean]
+
+    def _keeps_range(self, round: int, gradients: Tensor) -> bool:
+        low, high = torch.tensor(self.ranges(round)).unsqueeze(-1)
+        found = []
+        for size in (1.0, 1e3):
+            steps = size * gradients
+            self.stepsize.scale_(steps, self.probes, round)
+            found.append(steps / (size * gradients))
+        each, spare = torch.cat(found), _SAME * high
+        return bool(((each >= low - spare) & (each <= high + spare)).all())
 
     def ranges(self, round: int) -> Array:
         """The smallest and the largest stepsize of every agent: (2, agents)."""
@@ -156,20 +193,44 @@ class _Played:
         """The perturbed steps over gradients and numbers: (agents, agents + numbers)."""
         numbers = Numbers(self.agents, self.held)
         for _ in range(2):
-            width = self.agents + len(numbers.columns)
-            streams = Columns(range(self.agents), numbers)
-            flow = self.flow(round, width, streams, stepsize)
-            flow.s = torch.eye(self.agents, width, dtype=torch.float64).unsqueeze(0)
+            flow = self.columns(round, numbers, stepsize)
             take_step(self.mechanism, flow)
         rows: Array = flow.s[0].numpy()
-        kept = [one.flatten(0, -2).numpy() for one in flow.memory.values()]
-        basis = span(rows.T)
-        for one in kept:
-            if np.abs(one - one @ basis @ basis.T).max(initial=0.0) > _PART:
-                self.faults.append("memory carries over what the perturbed steps do not show")
         if np.abs(rows[:, : self.agents] - np.diag(np.diag(rows[:, : self.agents]))).max() > _SAME:
             self.faults.append("an agent's step depends on another agent's gradient")
         return rows
+
+    def beside(self, round: int) -> list[str]:
+        """What shows more of the gradients than the perturbed steps of a round do, as faults.
+
+        Behind parts that are not linear columns say nothing: of such a chain only what the step
+        itself leaves in states and memory is looked at.
+        """
+        places: tuple[Place, ...] = ("shares", "messages", "state")
+        linear = all(part.linear for place in places for part in self.mechanism.at(place))
+        numbers, first = Numbers(self.agents, frozenset()), 0
+        for last in (False, True):
+            flow = self.columns(round, numbers, 1.0)
+            take_step(self.mechanism, flow)
+            first = first if last else self.agents + len(numbers.columns)
+            steps, shown = flow.s[0, :, :first].numpy().copy(), list[Tensor]()
+            if linear:
+                exchange(self.mechanism, flow, by_messages(self.mechanism, shown.append))
+        lengths = np.linalg.norm(steps, axis=1, keepdims=True)
+        basis = span((steps / np.where(lengths > 0, lengths, 1.0)).T)
+
+        def adds(tensors: Iterable[Tensor]) -> bool:
+            rows = [one.flatten(0, -2).numpy()[:, :first] for one in tensors]
+            return any(
+                np.abs(one - one @ basis @ basis.T).max(initial=0.0) > _BESIDE for one in rows
+            )
+
+        found = []
+        if adds((*shown, flow.x)):
+            found.append("messages or states show more of gradients than the perturbed steps do")
+        if adds(flow.memory.values()):
+            found.append("memory carries over what the perturbed steps do not show")
+        return found
 
     def _left(self, without: Array, unit: Array, low: Array, high: Array) -> Array:
         """Noise with Λ anywhere in its range: s = without + Λ unit, row by row."""
@@ -196,6 +257,13 @@ class _Played:
         return left
 
 
+def _lacking(part: Part) -> str:
+    """What a part does not say of itself and a proof needs, nothing where it says all."""
+    if not part.linear:
+        return "is not linear"
+    return "" if part.by_coordinate else "does not work by coordinate"
+
+
 def _crossed(noise: Array) -> bool:
     covariance = noise @ noise.T
     return bool(np.abs(covariance - np.diag(np.diag(covariance))).max() > _SAME)
@@ -204,11 +272,15 @@ def _crossed(noise: Array) -> bool:
 def _deviations(noise: Array, gain: Array, agents: list[int]) -> Array:
     """1 / √(a_i² (Σ^-1)_ii) for these agents, 0 where a combination without noise shows g_i."""
     rows = noise[agents]
+    # Each agent's noise in its own unit: large noise of one must not pass for that of others.
+    unit = np.linalg.norm(rows, axis=1)
+    unit = np.where(unit > 0, unit, 1.0)
+    rows = rows / unit[:, None]
     variances, vectors = np.linalg.eigh(rows @ rows.T)
     noisy = variances > _EXACT * variances.max(initial=0.0)
     bare = (vectors[:, ~noisy] ** 2).sum(1) > _PART**2
     precision = (vectors[:, noisy] ** 2 / variances[noisy]).sum(1)
-    size = np.abs(gain[agents])
+    size = np.abs(gain[agents]) / unit
     with np.errstate(divide="ignore"):
         seen = np.where(size > 0, 1.0 / (size * np.sqrt(precision)), np.inf)
     return np.where(bare & (size > 0), 0.0, seen)
@@ -249,6 +321,13 @@ class _Asked:
             again = "by a later part" if before[0] == self.now[0] else "in another round"
             self.faults.append(f"the numbers of the {purpose!r} are asked for again {again}")
 
+    def single(self, purpose: str) -> None:
+        if self.now[1] == "step":
+            self.faults.append(
+                f"the numbers of the {purpose!r} are single draws, whose low bits show what they "
+                "are added to; draw them with flow.exact_normal and add them with flow.add_exactly"
+            )
+
     def uniform(self, purpose: str) -> None:
         if self.now[1] == "step":
             self.faults.append(f"the uniform numbers of the {purpose!r} stand where noise is added")
@@ -274,13 +353,14 @@ class _Probes(Streams):
     def normal(
         self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
     ) -> Tensor:
-        self._asked.normal(purpose, round)
-        return self.table(purpose, count)[None, list(self.agents)].to(dtype)
+        self._asked.single(purpose)
+        return self.exact_normal(purpose, round, count, dtype)
 
     def exact_normal(
         self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
     ) -> Tensor:
-        return self.normal(purpose, round, count, dtype)
+        self._asked.normal(purpose, round)
+        return self.table(purpose, count)[None, list(self.agents)].to(dtype)
 
     def add_normal_(self, tensor: Tensor, deviation: float, purpose: str, round: int) -> None:
         tensor.add_(self.normal(purpose, round, tensor.shape[-1], tensor.dtype), alpha=deviation)

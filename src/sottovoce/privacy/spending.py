@@ -59,7 +59,7 @@ class Charge:
 
 @dataclass(frozen=True, eq=False)
 class Meter:
-    """ε of one agent after so many rounds of a training, for a progress line.
+    """ε of one agent after some rounds of a training, for a progress line.
 
     batch: the (expected) batch. seeded: whether a seed decides the private numbers, so that
     nothing is promised.
@@ -87,7 +87,7 @@ class Meter:
         return self.prove(rounds, redone, tuple(one.samples for one in charges))
 
     def prove(self, rounds: int, redone: int, samples: int | tuple[int, ...]) -> Guarantee:
-        """What holds after so many rounds, some done again, for agents with so many samples."""
+        """What holds after `rounds` rounds, `redone` of them done again, with these samples."""
         own = self.setting
         settings = ProofSettings(
             rounds=rounds,

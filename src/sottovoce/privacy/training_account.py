@@ -23,12 +23,17 @@ from sottovoce.simulation.transcript import Setting
 class TrainingAccount:
     """ε of one training, as far as its agents have come.
 
-    adversary: against whom. ledger: of the data set, where the training is entered. Creating it
-    raises where no guarantee could be stated for the numbers asked for: nothing is trained then.
+    adversary: against whom. ledger: of the data set, where the training is entered. restarts: how
+    often agents may be started again. Creating it raises where no guarantee could be stated for the
+    numbers asked for: nothing is trained then.
     """
 
     def __init__(
-        self, training: Training, adversary: str = "eavesdropper", ledger: Ledger | None = None
+        self,
+        training: Training,
+        adversary: str = "eavesdropper",
+        ledger: Ledger | None = None,
+        restarts: int = 0,
     ) -> None:
         graph = parse_graph(training.graph, training.weights)
         algorithm = parse_algorithm(training.algorithm)
@@ -36,6 +41,8 @@ class TrainingAccount:
         rounds = rounds_of(training, self._sizes)
         setting = Setting(graph, algorithm, stepsize_of(training.stepsize, algorithm, rounds))
         self._planned = training.epochs * rounds
+        # Without a checkpoint agents begin again, and nobody knows how far they had come.
+        self._again = 0 if training.checkpoint else restarts * self._planned
         self._targets = parse_adversary(adversary).targets(graph)
         seeded = training.insecure_seed is not None
         batch = training.batch_size
@@ -44,13 +51,15 @@ class TrainingAccount:
         self._ledger = ledger
         self._name = f"begun {secrets.token_hex(4)}"
         self._charges: dict[int, Charge] = {}
+        self._redone = 0
         self._enter(self._name, self.expected())
 
     def expected(self) -> Guarantee | None:
         """What will hold if the training runs to its end; None where that is not known yet."""
         if not self.bounded or self._sizes is None:
             return None
-        return self._meter.for_all([Charge(self._planned, 0, size) for size in self._sizes])
+        planned = self._planned, self._again
+        return self._meter.for_all([Charge(*planned, size) for size in self._sizes])
 
     def heard(self, report: dict[str, Any]) -> dict[str, Any]:
         """A report with `epsilon`, the agent's own, in place of the rounds that it is charged."""
@@ -62,10 +71,13 @@ class TrainingAccount:
         self._charges[agent] = Charge(**charged)
         if agent in self._targets:
             report["epsilon"] = self._meter(agent, self._charges[agent]).epsilon
-        if self._name.startswith("begun"):
+        redone = self._charges[agent].redone
+        if self._name.startswith("begun") or redone > self._redone:
+            # At once, since the process may be killed before it ends.
             begun, self._name = self._name, f"training {training:016x}"
             left = max(self._planned, self._charges[agent].rounds)
             self._enter(self._name, self._after(left), begun)
+            self._redone = max(redone, self._redone)
         return report
 
     def end(self) -> Guarantee | None:
@@ -75,12 +87,16 @@ class TrainingAccount:
         return found
 
     def _after(self, rounds: int) -> Guarantee | None:
-        """The guarantee of what was heard, after at least `rounds` rounds."""
+        """The guarantee of what was heard, after at least `rounds` rounds.
+
+        Where some are still to come, agents may begin again as often as they are allowed to.
+        """
         if not self._charges:
             return None
+        again = self._again if rounds else 0
         return self._meter.for_all(
             [
-                Charge(max(rounds, one.rounds), one.redone, one.samples)
+                Charge(max(rounds, one.rounds), max(again, one.redone), one.samples)
                 for one in self._everybody().values()
             ]
         )

@@ -42,6 +42,8 @@ class Attack(ABC):
     name: ClassVar[str]
     around: ClassVar[tuple[int, int]] = (0, 0)
     """How many rounds before and after the attacked one must be recorded."""
+    several: ClassVar[bool] = False
+    """Whether it reads rounds of several exchanges, too."""
 
     def rounds(self, round: int) -> list[int]:
         """The rounds that must be recorded to attack `round`."""
@@ -66,7 +68,7 @@ class Attack(ABC):
                 f"{self.name} needs messages; on encrypted links an eavesdropper sees none of "
                 "their content. Curious agents still read what they receive"
             )
-        if view.algorithm.exchanges > 1:
+        if view.algorithm.exchanges > 1 and not self.several:
             raise AttackError(
                 f"{self.name} reads one exchange of messages a round; {view.algorithm} has "
                 f"{view.algorithm.exchanges}"

@@ -30,10 +30,12 @@ class Smoothing(Attack):
     private coefficients as noise in proportion to the step, other steps as numbers of mean 0. How
     large gradients are is read off the messages first: an estimate that knows nothing
     about steps has their variance plus that of its own error. Where noise outweighs the steps,
-    states drift slowly and many rounds tell where the target was before and after its step.
+    states drift slowly and many rounds tell where the target was before and after its step. Rounds
+    of several exchanges are part of the same law.
     """
 
     name: ClassVar[str] = "smoothing"
+    several: ClassVar[bool] = True
     reach: int = 6
 
     def rounds(self, round: int) -> list[int]:
@@ -41,6 +43,11 @@ class Smoothing(Attack):
 
     def estimate(self, view: View, target: int, round: int) -> Estimate:
         self._require_links(view, target, 1)
+        if strange := [type(part).__name__ for part in view.algorithm.parts if not part.linear]:
+            raise AttackError(
+                f"{self.name} reads messages whose law is Gaussian; {view.algorithm} has "
+                f"{', '.join(strange)}"
+            )
         at = view.position(round, self.name)
         deviations = coefficient_deviations(view)
         typical = self._typical_gradient(view, target, round, deviations)

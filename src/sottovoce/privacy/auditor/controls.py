@@ -1,14 +1,15 @@
 """Controls in the mode in which a reader is used: one that must succeed and one that must fail."""
 
-import math
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from sottovoce.privacy.attacks import Estimate
+from sottovoce.privacy.auditor.measures import Identification
 from sottovoce.privacy.auditor.rows import EXACT, NOISE, Lined, Row
-from sottovoce.privacy.auditor.supports import Supported
+from sottovoce.privacy.auditor.supports import Supported, best_support
 from sottovoce.privacy.readers import Answer, Reader
 
 _STRICT = 3.3
@@ -41,6 +42,49 @@ def identifier_estimates(answer: Answer, like: Estimate, spread: float) -> dict[
 Control = Row | Lined | Supported
 
 
+@dataclass(frozen=True)
+class Doubts:
+    """Readers and identifiers whose controls failed; misled: those that find something in noise.
+
+    What a reader finds is evidence unless it finds the like in noise. What it does not find is none
+    unless it reads the exact gradient.
+    """
+
+    failed: frozenset[str] = frozenset()
+    misled: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, controls: Sequence[Control]) -> "Doubts":
+        doubtful = [one for one in controls if failed(one)]
+        misled = (name_of(one) for one in doubtful if one.attack == NOISE)
+        return cls(frozenset(map(name_of, doubtful)), frozenset(misled))
+
+    def permit(self, one: Control) -> bool:
+        """Whether what an attack got counts."""
+        name = name_of(one)
+        return name not in self.failed or (name not in self.misled and above_chance(one))
+
+
+NO_DOUBTS = Doubts()
+
+
+def name_of(control: Control) -> str:
+    """The reader or identifier that a line is about."""
+    if isinstance(control, Row):
+        return control.inversion
+    return control.identifier if isinstance(control, Lined) else control.name
+
+
+def above_chance(one: Control) -> bool:
+    """Whether a line by itself lies above what guesses reach."""
+    if isinstance(one, Row):
+        return one.low > one.luck
+    if isinstance(one, Supported):
+        return best_support([one])[0].better
+    ranks, runs = one.spread_out
+    return Identification.of(ranks, runs, one.candidates, one.given_label).better
+
+
 def failed(control: Control) -> str:
     """Why a control does not come out as it must; nothing where it does.
 
@@ -52,8 +96,11 @@ def failed(control: Control) -> str:
     ranks, _ = control.spread_out
     if control.attack == EXACT and 2 * control.first < len(ranks):
         return f"what {control.identifier} does not identify is not evidence"
-    # The noise of every target is its own: ranks are independent, and uniform under chance.
-    if control.attack == NOISE and (control.auc - 0.5) * math.sqrt(12 * len(ranks)) > _STRICT:
+    # The noise of every target is its own, so that ranks are independent. They are uniform under
+    # chance, or lie nearer the ends for records that are unlike the other candidates.
+    places = torch.tensor(ranks).double() / control.candidates
+    deviation = max(12**-0.5, float(places.std(correction=0)))
+    if control.attack == NOISE and control.auc - 0.5 > _STRICT * deviation / len(ranks) ** 0.5:
         return f"what {control.identifier} identifies is not evidence"
     return ""
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sottovoce.privacy.auditor import intervals
+from sottovoce.privacy.auditor.controls import NO_DOUBTS, Doubts
 from sottovoce.privacy.auditor.measures import (
     NOTHING_PROVED,
     EpsilonLower,
@@ -17,11 +18,13 @@ from sottovoce.privacy.auditor.measures import (
     as_json,
     finite,
 )
-from sottovoce.privacy.auditor.rows import Lined, Row
+from sottovoce.privacy.auditor.rows import NOT_READ, Lined, Row
 from sottovoce.privacy.auditor.supports import Supported, SupportFound, best_support
 
 Case = tuple[str, str, str, int]
 """Algorithm, stepsize, adversary and round."""
+_WORTH_SAYING = 0.01
+"""How often guesses must count as recovered for a sentence to say so."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,9 @@ class Yardstick:
 class Finding:
     """What an adversary got from one algorithm in one round, by the best of all its attacks.
 
-    A reader or identifier whose controls failed does not count; `not_evidence` names them. by: the
-    attack and reader behind each measure. A measure is None where nothing could be run.
+    A reader or identifier whose controls failed is named in `not_evidence`, and counts as `Doubts`
+    says. by: the attack and reader behind each measure. A measure is None where nothing could be
+    run.
     """
 
     algorithm: str
@@ -95,78 +99,94 @@ class Finding:
     @property
     def succeeded(self) -> bool:
         """Whether any measure lies above what nothing at all would have given, by its interval."""
-        found = self.identification, self.membership, self.reconstruction, self.labels
-        first, told, rebuilt, labels = found
-        return bool(
-            (first and first.low > first.chance)
-            or (told and told.low > 0.5)
-            or (rebuilt and (rebuilt.recovered or (rebuilt.high or math.inf) < rebuilt.label_error))
-            or (labels and labels.low > labels.chance)
-            or (self.support and self.support.succeeded)
-            or (self.beside.epsilon_lower and self.beside.epsilon_lower.epsilon > 0)
-        )
+        return any(better for _, better in self._parts())
 
     @property
     def sentence(self) -> str:
         """Who saw what and got what, against what nothing would have given."""
         who = f"{_called(self.adversary)}, who saw {self.beside.saw} of {self.algorithm} in round "
         who += f"{self.round}"
-        parts = [part for part in self._parts() if part]
+        parts = self._parts()
+        better = "; ".join(said for said, good in parts if good)
+        others = "; ".join(said for said, good in parts if not good)
         if not parts:
             return (
                 f"{who}, could run no attack of the suite; this says nothing about other attacks."
             )
-        if not self.succeeded:
+        if not better:
             return (
-                f"{who}: no attack of the suite did better than guessing ({'; '.join(parts)}). "
+                f"{who}: no attack of the suite did better than guessing ({others}). "
                 "That is no proof: another attack may succeed."
             )
-        return f"{who}, {'; '.join(parts)}."
+        rest = f"; not above guessing with 95 % confidence: {others}" if others else ""
+        return f"{who}, {better}{rest}."
 
-    def _parts(self) -> list[str]:
+    def _parts(self) -> list[tuple[str, bool]]:
+        """What was measured, in words, and whether it is above what nothing would have given."""
         first, told, rebuilt, labels = (
             self.identification,
             self.membership,
             self.reconstruction,
             self.labels,
         )
-        said = []
+        said: list[tuple[str, bool]] = []
         if first:
             beside = f"chance {_share(first.chance)}, {_share(first.chance_given_label)} given the "
             beside += "label"
             if first.permitted is not None:
                 beside += f"; the proof permits up to {_share(first.permitted)}"
             said.append(
-                f"picked the true record out of {first.candidates:,} for {first.first} of "
-                f"{first.targets} records ({beside})"
+                (
+                    f"picked the true record out of {first.candidates:,} for {first.first} of "
+                    f"{first.targets} records ({beside})",
+                    first.better,
+                )
             )
         if told:
             proof = ""
             if told.permitted_auc is not None:
                 proof = f"; the proof permits up to {told.permitted_auc:.2f}"
             said.append(
-                f"told records of the batch from others with an AUC of {told.auc:.2f} (chance "
-                f"0.50{proof})"
+                (
+                    f"told records of the batch from others with an AUC of {told.auc:.2f} "
+                    f"({told.low:.2f} to {told.high:.2f}; chance 0.50{proof})",
+                    told.better,
+                )
             )
         if rebuilt and rebuilt.median_error is not None:
+            luck = rebuilt.recovered_chance
+            often = f" (chance {_share(luck)})" if luck >= _WORTH_SAYING else ""
             said.append(
-                f"rebuilt records with a median error of {rebuilt.median_error:.3g}, where a blind "
-                f"guess has {rebuilt.blind_error:.3g} and one that knows the label "
-                f"{rebuilt.label_error:.3g}, and recovered {rebuilt.recovered} of "
-                f"{rebuilt.targets}"
+                (
+                    f"rebuilt records with a median error of {rebuilt.median_error:.3g}, where a "
+                    f"blind guess has {rebuilt.blind_error:.3g} and one that knows the label "
+                    f"{rebuilt.label_error:.3g}, and recovered {rebuilt.recovered} of "
+                    f"{rebuilt.targets}{often}",
+                    rebuilt.better,
+                )
             )
+        elif rebuilt and rebuilt.exact is not None:
+            words = f"read every word, in order, of {rebuilt.exact} of {rebuilt.targets} batches"
+            said.append((words, rebuilt.better))
         if self.support:
-            said.append(self.support.sentence)
+            said.append((self.support.sentence, self.support.better))
         if labels:
             said.append(
-                f"read {labels.right} of {labels.targets} labels (chance {_share(labels.chance)})"
+                (
+                    f"read {labels.right} of {labels.targets} labels (chance "
+                    f"{_share(labels.chance)})",
+                    labels.better,
+                )
             )
         if lower := self.beside.epsilon_lower:
-            proved = self.beside.permitted.epsilon
+            proved = self.beside.permitted.of_batch
             known = "nothing is proved" if proved is None else f"proved is {proved:.3g}"
             said.append(
-                f"showed that ε of one record in this round is at least {lower.epsilon:.2g} "
-                f"(ceiling {lower.ceiling:.2g}; {known})"
+                (
+                    f"showed that ε of one record in this round is at least {lower.epsilon:.2g} "
+                    f"(ceiling {lower.ceiling:.2g}; {known})",
+                    lower.better,
+                )
             )
         return said
 
@@ -177,38 +197,40 @@ def find(
     lined: Sequence[Lined],
     supports: Sequence[Supported],
     beside: Yardstick,
-    failed: Sequence[str],
+    doubts: Doubts = NO_DOUBTS,
 ) -> Finding:
-    """The best of all rows of a case whose readers and identifiers passed their controls."""
+    """The best of all rows of a case that count."""
     support = None
-    told = [one for one in lined if one.identifier not in failed]
-    ran = [row for row in rows if row.attacked and row.inversion not in failed]
+    told = [one for one in lined if doubts.permit(one)]
+    ran = [row for row in rows if row.attacked and doubts.permit(row)]
+    unread = len({row.attack for row in rows if row.refused == NOT_READ})
     used = {row.inversion for row in rows if row.attacked} | {one.identifier for one in lined}
     by = {}
     identification = membership = reconstruction = labels = None
     if told:
         best = min(told, key=lambda one: (-one.first, -one.auc))
         ranks, runs = best.spread_out
-        beyond = (best.candidates, best.given_label, beside.permitted, len(told))
+        tried = len(told) + unread
+        beyond = (best.candidates, best.given_label, beside.permitted, tried)
         identification = Identification.of(ranks, runs, *beyond)
         by["identification"] = f"{best.attack} + {best.identifier}"
         best = max(told, key=lambda one: one.auc)
         ranks, runs = best.spread_out
-        membership = Membership.of(ranks, runs, best.candidates, beside.permitted, len(told))
+        membership = Membership.of(ranks, runs, best.candidates, beside.permitted, tried)
         by["membership"] = f"{best.attack} + {best.identifier}"
     if ran:
         row = best_of(ran)
-        reconstruction = _reconstruction(row, beside, len(ran))
+        reconstruction = _reconstruction(row, beside, len(ran) + unread)
         by["reconstruction"] = f"{row.attack} + {row.inversion}"
         row = max(ran, key=lambda one: one.labels_correct or 0)
         if row.rights:
             rights = [bool(one) for one in row.rights]
-            tried = len({one.attack for one in ran})
+            tried = len({one.attack for one in ran}) + unread
             labels = Labels.of(rights, row.runs, beside.label_chance, tried)
             by["labels"] = f"{row.attack} + {row.inversion}"
-    if (seen := [one for one in supports if one.attacked]) and Supported.name not in failed:
+    if seen := [one for one in supports if one.attacked and doubts.permit(one)]:
         support, by["support"] = best_support(seen)
-    used |= {one.name for one in seen}
+    used |= {one.name for one in supports if one.attacked}
     return Finding(
         *case,
         beside,
@@ -217,7 +239,7 @@ def find(
         reconstruction,
         labels,
         by,
-        tuple(sorted(used.intersection(failed))),
+        tuple(sorted(used.intersection(doubts.failed))),
         support,
     )
 
@@ -244,6 +266,7 @@ def _reconstruction(row: Row, beside: Yardstick, tried: int) -> Reconstruction:
         *intervals.rate(hits, runs, tried),
         row.ssim,
         row.exact,
+        row.luck,
     )
 
 

@@ -16,22 +16,30 @@ from sottovoce.privacy.membership.rates import FALSE_POSITIVES, permitted_auc, p
 
 @dataclass(frozen=True)
 class Permitted:
-    """What a proved (ε, δ) lets an adversary reach; ε None where nothing is proved."""
+    """What a proved (ε, δ) lets an adversary reach; ε None where nothing is proved.
+
+    epsilon: for whether a record is in the data of a training. in_batch: for whether it was in the
+    batch of one round, which sampling does not hide; None where that is the same.
+    """
 
     epsilon: float | None = None
     delta: float = 0.0
+    in_batch: float | None = None
 
     def rate(self, chance: float) -> float | None:
-        """The most true positives where `chance` of the others pass the same test."""
-        if self.epsilon is None:
-            return None
-        return permitted_tpr(self.epsilon, self.delta, chance)
+        """The most true positives in a batch where `chance` of the others pass the same test."""
+        found = self.of_batch
+        return None if found is None else permitted_tpr(found, self.delta, chance)
 
     @property
     def auc(self) -> float | None:
-        if self.epsilon is None:
-            return None
-        return permitted_auc([(self.epsilon, self.delta)])
+        found = self.of_batch
+        return None if found is None else permitted_auc([(found, self.delta)])
+
+    @property
+    def of_batch(self) -> float | None:
+        """ε against somebody who looks for the records of one batch."""
+        return self.epsilon if self.in_batch is None else self.in_batch
 
 
 NOTHING_PROVED = Permitted()
@@ -59,6 +67,11 @@ class Identification:
     chance: float
     chance_given_label: float
     permitted: float | None = None
+
+    @property
+    def better(self) -> bool:
+        """Whether it lies above chance, by its interval."""
+        return self.low > self.chance
 
     @classmethod
     def of(
@@ -106,6 +119,11 @@ class Membership:
     permitted_auc: float | None = None
     permitted_tpr: float | None = None
 
+    @property
+    def better(self) -> bool:
+        """Whether one of both rates lies above chance, by its interval."""
+        return self.low > 0.5 or self.tpr_low > self.fpr
+
     @classmethod
     def of(
         cls,
@@ -139,7 +157,8 @@ class Reconstruction:
     guess that knows the label, the mean of public records with it. recovered: targets whose error
     is below `threshold` times that of the guess that knows the label, target by target. exact:
     targets every number of which is right after rounding to whole numbers, for records of whole
-    numbers (tabular records, tokens); None for others. ssim: for images.
+    numbers (tabular records, tokens); None for others. ssim: for images. recovered_chance: how
+    often the best single guess that knows the label counts as recovered.
     """
 
     targets: int
@@ -154,13 +173,20 @@ class Reconstruction:
     recovered_high: float
     ssim: float | None = None
     exact: int | None = None
+    recovered_chance: float = 0.0
+
+    @property
+    def better(self) -> bool:
+        """Whether it lies above the best guess that knows the label, by its intervals."""
+        closer = self.high is not None and self.high < self.label_error
+        return closer or self.recovered_low > self.recovered_chance
 
 
 @dataclass(frozen=True)
 class Labels:
-    """How many targets' labels were all read right: `right` of `targets`; chance: of guessing them.
+    """How many targets' labels were all read right: `right` of `targets`.
 
-    low, high: of the rate.
+    low, high: of the rate. chance: of naming them by the likeliest guess, the commonest label.
     """
 
     targets: int
@@ -169,6 +195,11 @@ class Labels:
     low: float
     high: float
     chance: float
+
+    @property
+    def better(self) -> bool:
+        """Whether it lies above the likeliest guess, by its interval."""
+        return self.low > self.chance
 
     @classmethod
     def of(
@@ -200,6 +231,11 @@ class EpsilonLower:
     delta: float
     norm: float
     clipped: bool
+
+    @property
+    def better(self) -> bool:
+        """Whether anything was shown."""
+        return self.epsilon > 0
 
 
 def as_json(measure: Any) -> dict[str, Any] | None:

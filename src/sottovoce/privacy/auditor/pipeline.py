@@ -28,6 +28,9 @@ from sottovoce.storage.identity import code_of
 from sottovoce.storage.progress import progress_bar
 from sottovoce.storage.store import Store, lock
 
+_WHOLE = 1e-4
+"""How far a number of a binary record may be from its two values."""
+
 
 def audit(
     problem: ModuleProblem,
@@ -40,8 +43,9 @@ def audit(
 ) -> Audit:
     """Attack a model's training with everything the adversaries can do, and score it.
 
-    problem: a classifier trained by cross entropy; its batch is what one gradient covers. inputs:
-    shape, range and scaling of the records. execution: finished rows are kept in its folder, and a
+    problem: a module with its data; its batch is what one gradient covers. Most readers need a
+    classifier trained by cross entropy; others take any loss. inputs: shape, range and scaling of
+    the records. execution: finished rows are kept in its folder, and a
     call with the same arguments continues an interrupted one. recorded: a recording to attack
     instead of training one, of a simulation or of real agents; its own algorithm counts.
     """
@@ -54,6 +58,10 @@ def audit(
         raise AttackError(f"a recording is of one algorithm, but {len(algorithms)} were given")
     if recorded is not None:
         algorithms = [recorded.transcript.algorithm]
+    if settings.membership is not None:
+        settings.membership.require(problem)
+    _require_shape(problem, inputs)
+    _require_others(problem.sampling)
     inputs = replace(inputs, batch_size=problem.batch)
     public = {"problem": problem.spec, "graph": graph.spec, "inputs": asdict(inputs)}
     accuracy: dict[str, float] = {}
@@ -108,6 +116,42 @@ def audit(
         table.yardsticks,
         table.supports,
     )
+
+
+def _require_others(sampling: Sampling) -> None:
+    """Raise where a batch is larger than the records of an agent."""
+    least = min(sampling.samples)
+    if sampling.batch > least:
+        raise AttackError(
+            f"the batch is {sampling.batch} and agent {sampling.samples.index(least)} has {least} "
+            f"records; batches are drawn with replacement, so that training allows it, but an "
+            f"audit tells the records of a batch from others; accepted: a batch of at most {least}"
+        )
+
+
+def _require_shape(problem: ModuleProblem, inputs: Inputs) -> None:
+    """Raise unless `inputs` describes the problem's records."""
+    records, _ = problem.records()
+    if tuple(records.shape[1:]) != inputs.shape:
+        raise AttackError(
+            f"records have the shape {tuple(records.shape[1:])}, the inputs were said to have "
+            f"{inputs.shape}; accepted: Inputs({tuple(records.shape[1:])})"
+        )
+    if records.is_floating_point() == bool(inputs.vocabulary):
+        raise AttackError(
+            f"records of {records.dtype} with a vocabulary of {inputs.vocabulary}; accepted: whole "
+            "numbers with Inputs(vocabulary=...) for tokens, real numbers without for all others"
+        )
+    pixels = inputs.pixels(records)
+    if inputs.binary and not bool(
+        ((pixels - inputs.low).abs() < _WHOLE)
+        .logical_or((pixels - inputs.high).abs() < _WHOLE)
+        .all()
+    ):
+        raise AttackError(
+            f"binary records hold {inputs.low:g} and {inputs.high:g} alone; these range from "
+            f"{float(pixels.min()):g} to {float(pixels.max()):g}"
+        )
 
 
 def _membership(

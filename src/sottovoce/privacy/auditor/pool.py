@@ -1,4 +1,4 @@
-"""Records that are not a target's: what an adversary may know, guess and compare with.
+"""Records that are not a target's: what an adversary may know and compare with.
 
 All of them come from the problem's own records and from public ones that the caller gives. Records
 of the attacked batches are left out of what the adversary knows, and equal records count as one.
@@ -12,52 +12,12 @@ from torch import Tensor
 
 from sottovoce.errors import AttackError
 from sottovoce.privacy.knowledge import Inputs, Knowledge
-from sottovoce.privacy.readers import Answer
 from sottovoce.privacy.readers.identification import Candidates
 from sottovoce.problems import ModuleProblem
 
 _SAME = 1e-9
 """Two records are the same where their squared distance is below this part of their size."""
 _AT_ONCE = 256
-
-
-@dataclass(frozen=True, eq=False)
-class Guesses:
-    """The best guesses that use no message: of somebody who knows nothing, and who knows labels.
-
-    blind: (*shape), the mean of public records, or zeros where these have the lower median error on
-    the public records themselves; by_label: (classes, *shape), the means of the records with a
-    label, the blind guess where there is none. Without classes it is the blind guess alone.
-    """
-
-    blind: Tensor
-    by_label: Tensor
-
-    @classmethod
-    def of(cls, pixels: Tensor, labels: Tensor) -> "Guesses":
-        """From public records (n, *shape) in pixel space."""
-        pixels = pixels.double()
-        mean, black = pixels.mean(0), torch.zeros_like(pixels[0])
-        errors = [(pixels - one).flatten(1).square().sum(1).median() for one in (mean, black)]
-        blind = mean if errors[0] <= errors[1] else black
-        if labels.is_floating_point() or labels.dim() != 1:
-            return cls(blind, blind[None])
-        each = [pixels[labels == one] for one in range(int(labels.max()) + 1)]
-        return cls(blind, torch.stack([one.mean(0) if len(one) else blind for one in each]))
-
-    def errors(self, answer: Answer) -> tuple[Tensor, Tensor]:
-        """Errors of the blind and of the label-knowing guess: (targets,) each."""
-        truth, labels = answer.images.double(), answer.labels
-        told = self.blind.expand_as(truth)
-        blind = record_errors(told, truth)
-        if len(self.by_label) > 1:
-            told = self.by_label[labels.clamp(0, len(self.by_label) - 1)]
-        return blind, record_errors(told, truth)
-
-    @property
-    def chance(self) -> float:
-        """Of guessing a label."""
-        return 1 / len(self.by_label)
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,10 +104,12 @@ class Pool:
         others = self.without(flat)
         order = torch.randperm(len(others), generator=torch.Generator().manual_seed(0))
         chosen = order[: max(1, most - len(own))]
-        found = Candidates(
-            torch.cat([flat[own], others.inputs[chosen].to(flat)]),
-            torch.cat([told[own], others.labels[chosen].to(told)]),
-        )
+        records = torch.cat([flat[own], others.inputs[chosen].to(flat)])
+        classes = torch.cat([told[own], others.labels[chosen].to(told)])
+        # An attack that takes the first of equals must not find the true records there.
+        mixed = torch.randperm(len(records), generator=torch.Generator().manual_seed(1))
+        places = mixed.argsort()[places]
+        found = Candidates(records[mixed], classes[mixed])
         return Lineup(found, places.view(targets.shape[:2]))
 
 
@@ -161,12 +123,6 @@ def same(records: Tensor, others: Tensor) -> Tensor:
         size = a.square().sum(1, keepdim=True) + length
         found.append(size - 2 * a @ b.T <= _SAME * (size + 1))
     return torch.cat(found)
-
-
-def record_errors(found: Tensor, truth: Tensor) -> Tensor:
-    """Summed squared error of a record, mean over the batch: (targets,) in float64."""
-    difference = found.double() - truth.double()
-    return difference.square().flatten(2).sum(2).mean(1)
 
 
 def _first_of_each(records: Tensor) -> Tensor:

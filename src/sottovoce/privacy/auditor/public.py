@@ -1,9 +1,13 @@
 """What everybody knows of the mechanism behind a view: its noise, and how its factors spread."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from sottovoce.privacy.adversaries import Adversary, View
 from sottovoce.privacy.attacks.base import draws_by_coordinate
 from sottovoce.privacy.auditor.measures import Permitted
 from sottovoce.privacy.columns import one_round
+from sottovoce.privacy.composition import Release, epsilon_of
 from sottovoce.privacy.guarantee import ProofSettings, prove
 from sottovoce.problems.sampling import Sampling
 from sottovoce.simulation.transcript import Setting
@@ -50,11 +54,28 @@ def permitted(setting: Setting, adversary: Adversary, sampling: Sampling, rounds
     """What the proved guarantee of a training of this length permits the adversary.
 
     Nothing is claimed where the chain bounds no record's contribution, or the adversary has side
-    information.
+    information. Sampling hides whether a record was in a batch only from those who do not look for
+    the records of one batch: for these, one round counts in full.
     """
     if setting.algorithm.bound is None or adversary.knows:
         return Permitted()
     delta = min(_DELTA, 0.1 / min(sampling.samples))
     asked = ProofSettings.of(sampling, rounds, delta=delta, stepsize=setting.stepsize)
-    proved = prove(setting.algorithm, setting.graph, adversary, asked).epsilon
-    return Permitted(proved, delta) if proved is not None else Permitted()
+    proved = prove(setting.algorithm, setting.graph, adversary, asked)
+    if proved.epsilon is None:
+        return Permitted()
+    composed = [one.releases for one in proved.agents if one.releases]
+    in_batch = [epsilon_of(drawn_for_sure(releases), delta) for releases in composed]
+    return Permitted(proved.epsilon, delta, max(in_batch, default=None))
+
+
+def drawn_for_sure(releases: Sequence[Release]) -> list[Release]:
+    """The releases of a training in which a record is known to be in one of the batches.
+
+    That round is the least protected one; the record may be in all others, too.
+    """
+    worst = min(releases, key=lambda one: one.multiplier)
+    found = [one for one in releases if one is not worst]
+    if worst.count > 1:
+        found.append(replace(worst, count=worst.count - 1))
+    return [*found, Release(worst.multiplier)]

@@ -4,11 +4,19 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from scipy.stats import binom
+
 CONTROL = "control"
 """Who appears as the adversary of a control."""
 
 EXACT, NOISE = "exact gradient", "noise"
 """The two controls: one that must succeed and one that must fail."""
+
+NOT_READ = "not read: another estimate was closer to the gradient"
+"""Why an estimate has no reader where the best of several was chosen."""
+
+_STRICT = 1e-3
+"""How unlikely luck must be for what is recovered from noise to speak against a reader."""
 
 MEASURES = ("cosine", "relative error", "error", "PSNR", "SSIM", "labels", "recovered")
 """Headings of `Row.cells`: the third is the summed squared error."""
@@ -23,8 +31,9 @@ class Row:
     and whether it is recovered; None where the attack was refused or found nothing finite. cosine,
     relative_error: medians against the true gradient, the second after the best scaling where the
     attack leaves the scale open. Medians are over the attacked targets. exact: how many targets
-    are right in every number, for records of whole numbers. runs: the run of every target. refused:
-    why no target, or only `attacked` of them, could be attacked.
+    are right in every number, for records of whole numbers. luck: how often the best single guess
+    counts as recovered. runs: the run of every target. refused: why no target, or only `attacked`
+    of them, could be attacked.
     """
 
     algorithm: str
@@ -60,6 +69,7 @@ class Row:
     hits: tuple[bool | None, ...] = ()
     exact: int | None = None
     runs: tuple[int, ...] = ()
+    luck: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -88,9 +98,13 @@ class Row:
     def doubt(self) -> str:
         """What a control that failed says about its reader; nothing where it came out as it must.
 
-        An exact gradient must give half of the records away, and noise none.
+        An exact gradient must give half of the records away, and noise no more than guesses do.
         """
-        if self.is_control and self.attack == NOISE and self.recovered:
+        if (
+            self.is_control
+            and self.attack == NOISE
+            and beyond_luck(self.recovered, self.targets, self.luck)
+        ):
             return f"what {self.inversion} recovers is not evidence"
         if self.is_control and self.attack != NOISE and 2 * self.recovered < self.targets:
             return f"what {self.inversion} does not recover is not evidence"
@@ -125,7 +139,8 @@ class Row:
         shown = ["" if value is None else format(value, form) for value, form in values]
         shown = [one or "not finite" for one in shown[:3]] + shown[3:]
         shown[1] += "" if self.scale_known else " (scaled)"
-        return (*shown, f"{self.labels_correct}/{self.attacked}", self.share)
+        labels = "" if self.labels_correct is None else f"{self.labels_correct}/{self.attacked}"
+        return (*shown, labels, self.share)
 
     def __str__(self) -> str:
         """One line for people who wait."""
@@ -206,6 +221,11 @@ class Lined:
             f"{law}: {how}, round {self.round}: first among {self.candidates:,} for {self.first} "
             f"of {len(ranks)}, {self.seconds:.0f} s"
         )
+
+
+def beyond_luck(recovered: int, targets: int, luck: float) -> bool:
+    """Whether guesses would recover this many with a probability below `_STRICT`."""
+    return recovered > 0 and float(binom.sf(recovered - 1, targets, luck)) < _STRICT
 
 
 def _with_tuples(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from sottovoce.errors import AttackError
 from sottovoce.privacy.adversaries import View
 from sottovoce.privacy.attacks import Attack, Estimate
 from sottovoce.privacy.auditor import intervals
-from sottovoce.privacy.auditor.pool import Guesses, Lineup, record_errors
+from sottovoce.privacy.auditor.guesses import Guesses, classes_of, record_errors
+from sottovoce.privacy.auditor.pool import Lineup
 from sottovoce.privacy.auditor.recording import Pairs
 from sottovoce.privacy.auditor.rows import Lined, Row
 from sottovoce.privacy.knowledge import Inputs, Knowledge
@@ -124,8 +125,12 @@ def score(
     shown[attempt.attacked] = images
     errors = record_errors(images, answer.images)
     hits = (errors < row.threshold * guesses.errors(answer)[1]).tolist()
+    if inputs.vocabulary:
+        # Numbers of tokens are right or wrong, and not near or far.
+        hits = (errors == 0).tolist()
+        errors = torch.full_like(errors, torch.nan)
     labels = _labels(model, estimate, found, inputs).cpu()
-    rights = label_correct(labels, answer.labels).tolist()
+    rights = _rights(labels, answer.labels)
     truth = answer.gradient.double()
     cosines = gradient_cosine(estimate.gradient, truth).abs()
     images = images.nan_to_num(0, 0, 0)
@@ -147,23 +152,21 @@ def score(
         state_error=_median(gradient_relative_error(estimate.state, answer.state.double())),
         errors=each([one if math.isfinite(one) else None for one in errors.tolist()]),
         median_error=_median(errors),
-        mse=_median(mse(images.double(), answer.images.double())),
-        psnr=_median(psnr(images.double(), answer.images.double())),
-        ssim=_similarity(images, answer.images, inputs),
-        labels_correct=sum(rights),
+        labels_correct=None if rights is None else sum(rights),
         diverged=int((found.diverged.cpu() | ~finite).sum()),
         recovered=sum(hits),
+        luck=0.0 if inputs.vocabulary else guesses.luck(answer, row.threshold),
         low=low,
         high=high,
         trace=() if found.trace is None else _quartiles(found.trace, answer.images),
         seconds=round(time.perf_counter() - began, 2),
         cosines=each(cosines.nan_to_num(0).tolist()),
-        labels=each([tuple(batch) for batch in labels.tolist()]),
-        rights=each(rights),
+        labels=() if rights is None else each([tuple(one) for one in labels.flatten(1).tolist()]),
+        rights=() if rights is None else each(rights),
         hits=each(hits),
         exact=_exact(images, answer.images),
     )
-    return done, shown
+    return done if inputs.vocabulary else _near(done, images, answer.images, inputs), shown
 
 
 def _labels(model: nn.Module, estimate: Estimate, found: Inversion, inputs: Inputs) -> Tensor:
@@ -174,6 +177,14 @@ def _labels(model: nn.Module, estimate: Estimate, found: Inversion, inputs: Inpu
         return infer_label(model, estimate.gradient, signs=estimate.signs_known).labels[:, None]
     except AttackError:
         return found.labels
+
+
+def _rights(labels: Tensor, truth: Tensor) -> list[bool] | None:
+    """Whether each target's labels are right; None where labels name no classes."""
+    if classes_of(truth.flatten(0, 1)) is None or labels.numel() != truth.numel():
+        return None
+    found: list[bool] = label_correct(labels.flatten(1), truth.flatten(1)).tolist()
+    return found
 
 
 def _in_order(images: Tensor, truth: Tensor) -> Tensor:
@@ -199,6 +210,16 @@ def _median(values: Tensor) -> float | None:
     """The median, an infinite value being the worst; None where nothing is finite."""
     middle = float(values.double().nan_to_num(torch.inf).quantile(0.5))
     return middle if math.isfinite(middle) else None
+
+
+def _near(row: Row, images: Tensor, truth: Tensor, inputs: Inputs) -> Row:
+    """The row with medians of scores of numbers that may be near the truth."""
+    return replace(
+        row,
+        mse=_median(mse(images.double(), truth.double())),
+        psnr=_median(psnr(images.double(), truth.double())),
+        ssim=_similarity(images, truth, inputs),
+    )
 
 
 def _similarity(images: Tensor, truth: Tensor, inputs: Inputs) -> float | None:

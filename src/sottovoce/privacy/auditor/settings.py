@@ -22,6 +22,7 @@ CANDIDATES = 5000
 """Records among which a true one is looked for, itself included."""
 PAIRS = 1000
 """Simulated trainings with and without a canary that bound ε from below."""
+FEWEST_PAIRS = 20
 
 _PROMISING = (
     "chain",
@@ -98,6 +99,11 @@ class AuditSettings:
         if self.candidates < 0 or self.candidates == 1:
             raise AttackError(
                 f"{self.candidates} candidates were asked for; accepted: 2 or more, or 0 for none"
+            )
+        if self.pairs and self.pairs < FEWEST_PAIRS:
+            raise AttackError(
+                f"{self.pairs} simulated pairs to bound ε from below; accepted: {FEWEST_PAIRS} or "
+                "more, or 0 for none"
             )
         if self.targets_a_run is not None and self.targets_a_run < 1:
             raise AttackError(f"{self.targets_a_run} targets a run; accepted: 1 or more")

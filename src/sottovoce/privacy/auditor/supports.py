@@ -9,7 +9,7 @@ from torch import nn
 
 from sottovoce.errors import AttackError
 from sottovoce.privacy.auditor import intervals
-from sottovoce.privacy.auditor.rows import CONTROL, EXACT, NOISE
+from sottovoce.privacy.auditor.rows import CONTROL, EXACT, NOISE, beyond_luck
 from sottovoce.privacy.auditor.scoring import Attempt
 from sottovoce.privacy.knowledge import Inputs, Knowledge
 from sottovoce.privacy.readers.support import Support, likeliest_support
@@ -33,7 +33,8 @@ class Supported:
     """What one attack finds of the features or words of all targets' batches.
 
     counted: of every target; None where it was not attacked. guessed: the same for the best guess
-    without messages, what most batches of public records have. runs: the run of every target.
+    without messages, what most batches of public records have. luck: the share of batches that have
+    the commonest support. runs: the run of every target.
     """
 
     algorithm: str
@@ -47,6 +48,7 @@ class Supported:
     runs: tuple[int, ...]
     refused: str = ""
     seconds: float = 0.0
+    luck: float = 0.0
 
     name = Support.name
 
@@ -84,7 +86,11 @@ class Supported:
         """What a control that failed says about the reader; nothing where it came out right."""
         if self.is_control and self.attack == EXACT and 2 * self.exact < self.targets:
             return f"what {self.name} does not find is not evidence"
-        if self.is_control and self.attack == NOISE and self.exact:
+        if (
+            self.is_control
+            and self.attack == NOISE
+            and beyond_luck(self.exact, self.targets, self.luck)
+        ):
             return f"what {self.name} finds is not evidence"
         return ""
 
@@ -103,7 +109,9 @@ class SupportFound:
 
     exact: targets where all of them are right and no other was named, of `targets`; low, high: of
     that rate. precision: how much of what was named is there; recall: how much of what is there was
-    named. blind_precision, blind_recall: of the best guess without messages.
+    named. blind_precision, blind_recall: of the best guess without messages. chance: of having all
+    right by the likeliest guess. above_guess: whether more is right, target by target, than the
+    guess has (interval of the mean difference).
     """
 
     targets: int
@@ -115,12 +123,13 @@ class SupportFound:
     recall: float
     blind_precision: float
     blind_recall: float
+    chance: float = 0.0
+    above_guess: bool = False
 
     @property
-    def succeeded(self) -> bool:
-        """Whether it lies above the best guess without messages."""
-        better = self.precision > self.blind_precision and self.recall > self.blind_recall
-        return self.exact > 0 or better
+    def better(self) -> bool:
+        """Whether it lies above the best guess without messages, by its intervals."""
+        return self.low > self.chance or self.above_guess
 
     @property
     def sentence(self) -> str:
@@ -143,6 +152,8 @@ def best_support(found: Sequence[Supported]) -> tuple[SupportFound, str]:
         *intervals.rate(hits, best.runs, len(found)),
         *best.quality,
         *_quality(best.guessed),
+        best.luck,
+        _above_guess(best, len(found)),
     )
     return measured, f"{best.attack} + {best.name}"
 
@@ -152,9 +163,9 @@ def find_supports(
 ) -> Supported:
     """Read the supports of an attempt's targets, and compare them with the true ones."""
     began, row, inputs = time.perf_counter(), attempt.row, knowledge.inputs
-    reader, answer = Support(), attempt.answer
+    reader, answer = Support.of(model), attempt.answer
     truth = reader.truth(answer.images, inputs)
-    guess = likeliest_support(inputs.pixels(knowledge.records).cpu(), inputs)
+    guess, luck = likeliest_support(inputs.pixels(knowledge.records).cpu(), inputs, reader)
     guessed = [_counted(guess, one) for one in truth]
     refused, placed = "", {}
     try:
@@ -175,6 +186,7 @@ def find_supports(
         row.runs,
         refused,
         round(time.perf_counter() - began, 2),
+        luck,
     )
 
 
@@ -185,6 +197,19 @@ def suits_support(model: nn.Module, inputs: Inputs) -> bool:
 
 def _counted(found: Any, truth: Any) -> Counted:
     return Counted(int((found & truth).sum()), int(found.sum()), int(truth.sum()))
+
+
+def _above_guess(found: Supported, tried: int) -> bool:
+    """Whether targets have more right than the guess has: in the mean difference of F1."""
+    differences = [
+        (1 + _agreement(one) - _agreement(guess)) / 2 if one is not None else 0.5
+        for one, guess in zip(found.counted, found.guessed, strict=True)
+    ]
+    return intervals.mean(differences, found.runs, tried).low > 0.5
+
+
+def _agreement(one: Counted) -> float:
+    return 2 * one.right / max(1, one.found + one.true)
 
 
 def _quality(counted: Sequence[Counted]) -> tuple[float, float]:

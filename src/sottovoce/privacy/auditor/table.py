@@ -15,17 +15,18 @@ from sottovoce.privacy.adversaries import Adversary, View
 from sottovoce.privacy.attacks import Attack, Estimate, sent_again
 from sottovoce.privacy.auditor.controls import control_estimates, identifier_estimates
 from sottovoce.privacy.auditor.findings import Case, Yardstick
+from sottovoce.privacy.auditor.guesses import Guesses
 from sottovoce.privacy.auditor.measures import EpsilonLower
-from sottovoce.privacy.auditor.pool import Guesses, Lineup, Pool
+from sottovoce.privacy.auditor.pool import Lineup, Pool
 from sottovoce.privacy.auditor.public import adds_noise, factor_spread, permitted, what_is_seen
 from sottovoce.privacy.auditor.recording import Pairs, Recorded
-from sottovoce.privacy.auditor.rows import CONTROL, EXACT, NOISE, Lined, Row
+from sottovoce.privacy.auditor.rows import CONTROL, EXACT, NOISE, NOT_READ, Lined, Row
 from sottovoce.privacy.auditor.scoring import Attempt, estimates, line_up, score
 from sottovoce.privacy.auditor.settings import AuditSettings
 from sottovoce.privacy.auditor.supports import Supported, find_supports, suits_support
 from sottovoce.privacy.knowledge import Candidates, Inputs
 from sottovoce.privacy.lower_bound.from_messages import RoundSettings, epsilon_from_messages
-from sottovoce.privacy.readers import Answer, Support
+from sottovoce.privacy.readers import Answer, Reader, Support
 from sottovoce.privacy.readers.metrics import gradient_cosine
 from sottovoce.problems import ModuleProblem
 from sottovoce.storage.execution import Execution
@@ -113,9 +114,15 @@ class Table:
         known = self.pool.knowledge(self.problem, self.inputs, self._fed(drawn), nearby)
         self.knowledge = known = replace(known, bound=made.transcript.algorithm.bound)
         self.guesses = Guesses.of(self.inputs.pixels(known.records).cpu(), known.labels.cpu())
-        # Tokens are found by their support alone.
-        numbers = () if self.inputs.vocabulary else self.settings.readers
-        self.readers = [one.informed(known) for one in numbers]
+        # By the number that a reader has in the settings; some are for tokens, the others for all
+        # other records.
+        tokens = bool(self.inputs.vocabulary)
+        self.readers = {
+            number: one.informed(known)
+            for number, one in enumerate(self.settings.readers)
+            if one.tokens == tokens
+        }
+        self.names_classes = not known.labels.is_floating_point() and known.labels.dim() == 1
         self._lineups: dict[tuple[Any, ...], Lineup] = {}
 
     def _fed(self, pixels: Tensor) -> Tensor:
@@ -180,8 +187,7 @@ class Table:
             elif one.name == _PAPERS[0]:
                 self._read_by(one, noisy, _PAPERS[1])
             else:
-                reason = "not read: another estimate was closer to the gradient"
-                self.rows.append(replace(one.attempt.row, refused=reason))
+                self.rows.append(replace(one.attempt.row, refused=NOT_READ))
 
     def _read_by(self, one: Tried, noisy: bool, alone: str | None = None) -> None:
         """Let every reader that suits try, or one; where all is recovered the rest may be spared.
@@ -190,17 +196,23 @@ class Table:
         """
         estimate, spread = one.attempt.estimate, one.attempt.spread
         brief = not self.settings.thorough
-        able = any(reader.name == _WITH_PRIOR for reader in self.readers)
+        able = any(reader.name == _WITH_PRIOR for reader in self.readers.values())
         recovered = False
-        for number, reader in enumerate(self.readers):
+        for number, reader in self.readers.items():
             papers = (one.name, reader.name) == _PAPERS
             spared = recovered or (noisy and able and reader.name in _FIT_NOISE)
             if alone not in (None, reader.name) or (brief and spared and not papers):
                 continue
-            if reader.suits(self.problem.model, self.inputs, estimate, noisy):
+            if self._takes(reader) and reader.suits(
+                self.problem.model, self.inputs, estimate, noisy
+            ):
                 self.used[number] = max(spread, self.used.get(number, 0.0))
                 found = self._read(one.attempt, number, one.who)
                 recovered |= found.recovered == found.targets
+
+    def _takes(self, reader: Reader) -> bool:
+        """Whether a reader takes the problem's loss: most presume cross entropy over classes."""
+        return self.names_classes or reader.any_loss
 
     def control(self) -> None:
         """Exact gradients must give records away, and noise must not, to all that was used.
@@ -212,8 +224,8 @@ class Table:
         answer = self.made.answer(pairs, round)
         tried = [
             (number, control_estimates(reader, answer, self.used.get(number, 0.0)))
-            for number, reader in enumerate(self.readers)
-            if (number in self.used or not settings.attacks)
+            for number, reader in self.readers.items()
+            if (number in self.used or (not settings.attacks and self._takes(reader)))
             and (number, self.used.get(number, 0.0)) not in self.controlled
         ]
         for name in (EXACT, NOISE):
@@ -264,7 +276,7 @@ class Table:
         self.yardsticks[case] = Yardstick(
             blind,
             told,
-            self.guesses.chance ** answer.labels.shape[1],
+            self.guesses.label_chance(self.problem.batch),
             what_is_seen(view),
             adversary.links,
             permitted(one.setting, adversary, self.problem.sampling, one.rounds[-1]),

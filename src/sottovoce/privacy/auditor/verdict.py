@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sottovoce.privacy.auditor.controls import Control, failed
+from sottovoce.privacy.auditor.controls import Control, Doubts, failed, name_of
 from sottovoce.privacy.auditor.findings import Case, Finding, Yardstick, best_of, find
 from sottovoce.privacy.auditor.rows import Lined, Row
 from sottovoce.privacy.auditor.supports import Supported
@@ -38,15 +38,15 @@ class Audit:
     def best(self, algorithm: str, adversary: str, round: int) -> Row | None:
         """The row that recovered most, the lower median error deciding between equals.
 
-        Readers whose controls failed do not count.
+        Of readers whose controls failed, rows count as `Doubts` says.
         """
-        case, doubtful = (algorithm, adversary, round), self.failed_controls
+        case, doubts = (algorithm, adversary, round), Doubts.of(self._controls)
         ran = [
             row
             for row in self.rows
             if (row.algorithm, row.adversary, row.round) == case
             and row.attacked
-            and row.inversion not in doubtful
+            and doubts.permit(row)
         ]
         return best_of(ran) if ran else None
 
@@ -56,7 +56,7 @@ class Audit:
         found: dict[str, str] = {}
         for control in self._controls:
             if said := failed(control):
-                found.setdefault(_name(control), said)
+                found.setdefault(name_of(control), said)
         return found
 
     @property
@@ -71,7 +71,7 @@ class Audit:
     def readers(self) -> list[dict[str, Any]]:
         """Every reader and identifier with controls, and whether these came out as they must."""
         doubtful = self.failed_controls
-        names = [_name(control) for control in self._controls]
+        names = [name_of(control) for control in self._controls]
         told = [one["controls_passed"] for one in self.facts.get("training_membership", [])]
         if told and not all(told):
             doubtful["shadow models"] = "what shadow models tell is not evidence"
@@ -89,13 +89,13 @@ class Audit:
     @property
     def findings(self) -> list[Finding]:
         """What each adversary got from each algorithm in each round."""
-        doubtful = list(self.failed_controls)
+        doubts = Doubts.of(self._controls)
         found = []
         for case, beside in self.yardsticks.items():
             rows = [row for row in self.rows if _case(row) == case]
             lined = [one for one in self.lined if _case(one) == case]
             supports = [one for one in self.supports if _case(one) == case]
-            found.append(find(case, rows, lined, supports, beside, doubtful))
+            found.append(find(case, rows, lined, supports, beside, doubts))
         return found
 
     @property
@@ -118,7 +118,7 @@ class Audit:
         """One sentence for each adversary, algorithm and round, and what the controls say."""
         said = [one.sentence for one in self.findings] or self._plain_verdicts()
         said += [one["sentence"] for one in self.facts.get("training_membership", [])]
-        said += [f"Not evidence: {why}; its control failed." for why in self._doubts()]
+        said += [f"{why[0].upper()}{why[1:]}: its control failed." for why in self._doubts()]
         if self.controls_passed:
             names = ", ".join(one["name"] for one in self.readers)
             said.append(f"Controls passed in the mode used, for {names}.")
@@ -200,13 +200,6 @@ class Audit:
             yardsticks,
             [Supported.from_json(one) for one in found.get("supports", [])],
         )
-
-
-def _name(control: Control) -> str:
-    """The reader or identifier that a control is about."""
-    if isinstance(control, Row):
-        return control.inversion
-    return control.identifier if isinstance(control, Lined) else control.name
 
 
 def _case(one: Control) -> Case:

@@ -14,6 +14,7 @@ from torch import Tensor
 from sottovoce.graphs import Graph
 from sottovoce.mechanisms import Mechanism
 from sottovoce.privacy.adversaries import Adversary, View
+from sottovoce.privacy.attacks import sent_again
 from sottovoce.privacy.lower_bound.canary import Canary
 from sottovoce.privacy.lower_bound.errors_to_epsilon import epsilon_bounds, gaussian_mu
 from sottovoce.privacy.lower_bound.many_runs import HUGE, best_test, errors_at
@@ -92,7 +93,12 @@ def epsilon_from_messages(
         ),
     )
     assert result.transcript is not None
-    seen = _everything(adversary.view(result.transcript))
+    again = None
+    if adversary.hears_again:
+        seed = settings.insecure_seed
+        fresh = None if seed is None else seed + 1  # Not the numbers of the first messages.
+        again = sent_again(result.transcript, k, insecure_seed=fresh)
+    seen = _everything(adversary.view(result.transcript, again))
     training, rest = seen[: settings.pairs], seen[settings.pairs :]
     confidence = 1 - (1 - settings.confidence) / _STATISTICS
     found = []
@@ -109,6 +115,8 @@ def epsilon_from_messages(
 def _everything(view: View) -> Tensor:
     """All numbers that a view holds of one coordinate: (runs, numbers)."""
     parts = [view.messages[..., 0]]
+    # Links on which nothing came twice hold no numbers.
+    parts += [one[None, ..., 0].nan_to_num(0) for one in view.again.values()]
     if view.sums is not None:
         parts.append(view.sums.values[..., 0])
     for inside in view.inside.values():

@@ -95,7 +95,7 @@ def _weighted_rates(scores: Tensor, member: Tensor, weights: Tensor) -> tuple[Te
 
 
 def _interval(resampled: Tensor, value: float, runs: int, tried: int) -> tuple[float, float]:
-    """Percentiles; where every resample agrees, what so many runs can say of a sure event."""
+    """Percentiles; where every resample agrees, what this number of runs says of a sure event."""
     tail = 0.025 / tried
     low, high = resampled.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
     if high - low < 1e-12 and value in (0.0, 1.0):

@@ -53,7 +53,7 @@ class ShadowSettings:
     """How many trainings, for how long.
 
     runs: trainings, half of them the shadows of the other half. records: of each agent, the
-    first so many are used by half of the trainings; all others are left out. seed: draws the
+    first ones, of which each training uses a random half; all others are left out. seed: draws the
     halves. insecure_seed: of the trainings.
     """
 
@@ -63,6 +63,15 @@ class ShadowSettings:
     stepsize: Stepsize | str | None = None
     seed: int = 0
     insecure_seed: int | None = None
+
+    def require(self, problem: ModuleProblem) -> None:
+        """Raise unless there are enough runs and every agent has the records."""
+        most = min(problem.sampling.samples)
+        if self.runs < 8 or not 2 <= self.records <= most:
+            raise AttackError(
+                f"{self.runs} runs and {self.records} records of an agent; accepted: at least 8 "
+                f"runs, and 2 to {most} records"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,12 +99,8 @@ def train_shadows(
 
     problem: a classifier trained by cross entropy. The problem's own sampling is put back.
     """
+    settings.require(problem)
     whole, count = problem.sampling, settings.records
-    if settings.runs < 8 or count < 2 or count > min(whole.samples):
-        raise AttackError(
-            f"{settings.runs} runs and {count} records of an agent; accepted: at least 8 runs, and "
-            f"2 to {min(whole.samples)} records"
-        )
     generator = torch.Generator().manual_seed(settings.seed)
     order = torch.rand(settings.runs, problem.agents, count, generator=generator).argsort(2)
     used, _ = order[..., : count // 2].sort(2)

@@ -2,6 +2,7 @@
 
 from sottovoce.privacy.knowledge import Inputs, Knowledge
 from sottovoce.privacy.readers.identification import Candidates, identify
+from sottovoce.privacy.readers.passages import Passages
 from sottovoce.privacy.readers.posterior import Posterior
 from sottovoce.privacy.readers.reader import (
     Answer,
@@ -30,6 +31,7 @@ __all__ = [
     "Likelihood",
     "LinearLayer",
     "Magnitude",
+    "Passages",
     "Posterior",
     "Projection",
     "Reader",

@@ -53,6 +53,7 @@ class Posterior(Matching):
     """
 
     name: ClassVar[str] = "posterior"
+    any_loss: ClassVar[bool] = True
     components: int = 80
     trust: float = 1.5
     hypotheses: int = 2
@@ -101,7 +102,10 @@ class _Informed(Posterior):
         )
         labels = known.labels[picks][:, None]
         if batch == 1:
-            labels = _likeliest_labels(scores, known.labels, self.hypotheses)[:, :, None]
+            labels = _likeliest_labels(scores, known.labels, self.hypotheses).unsqueeze(2)
+        # The target of a regression is not tried out: another at most scales the gradient.
+        if bool((known.labels != known.labels.round()).any()):
+            sight = replace(sight, scale_known=False)
         problem = _Problem(self, estimate, sight, labels)
         images, chosen, loss = problem.solve(self.steps)
         best, among = scores.amax(1), math.log(len(known.records))
@@ -221,12 +225,12 @@ def _mismatch(sight: Sight) -> Mismatch:
 
 
 def _likeliest_labels(scores: Tensor, labels: Tensor, count: int) -> Tensor:
-    """The labels of the best records with different labels: (targets, count)."""
+    """The labels of the best records with different labels: (targets, count, ...)."""
     found = []
     for row in scores:
         left, own = row.clone(), []
         for _ in range(count):
             own.append(labels[left.argmax()])
-            left[labels == own[-1]] = -torch.inf
+            left[(labels == own[-1]).view(len(labels), -1).all(1)] = -torch.inf
         found.append(torch.stack(own))
     return torch.stack(found)

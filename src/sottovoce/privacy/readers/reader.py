@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from sottovoce.errors import AttackError
 from sottovoce.privacy.attacks import Estimate
 from sottovoce.privacy.knowledge import Inputs, Knowledge
 from sottovoce.privacy.matched_filter import WIDE_SPREAD
@@ -32,9 +33,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class Reader(ABC):
-    """A way from a gradient estimate to images and labels, with two controls of its own."""
+    """A way from a gradient estimate to images and labels, with two controls of its own.
+
+    tokens: whether it reads numbers of tokens; all others read pixels or features.
+    """
 
     name: ClassVar[str]
+    tokens: ClassVar[bool] = False
+    any_loss: ClassVar[bool] = False
+    """Whether it reads gradients of any loss; others presume cross entropy over classes."""
     search: Search = field(default_factory=Search)
 
     def suits(self, model: nn.Module, inputs: Inputs, estimate: Estimate, noisy: bool) -> bool:
@@ -135,7 +142,7 @@ class SmoothProjection(Matching):
     name: ClassVar[str] = "smooth-projection"
 
     def suits(self, model: nn.Module, inputs: Inputs, estimate: Estimate, noisy: bool) -> bool:
-        return estimate.signs_known and noisy
+        return estimate.signs_known and noisy and len(inputs.shape) > 1
 
     def _invert(self, problem: MatchingProblem, spread: float) -> Inversion:
         labels = _likeliest(problem, self.search.restarts)
@@ -183,28 +190,46 @@ class Likelihood(Magnitude):
 
 
 @dataclass(frozen=True)
-class LinearLayer(Matching):
-    """Read the input of a dense first layer from its gradient (`linear_layer`); no search."""
+class LinearLayer(Reader):
+    """Read the input of a dense first layer from its gradient (`linear_layer`); no search.
+
+    Labels are those of the last layer where it shows them, else the first class.
+    """
 
     name: ClassVar[str] = "linear-layer"
+    any_loss: ClassVar[bool] = True
 
     def suits(self, model: nn.Module, inputs: Inputs, estimate: Estimate, noisy: bool) -> bool:
         return (
             estimate.signs_known and inputs.batch_size == 1 and dense_first_layer(model) is not None
         )
 
-    def _invert(self, problem: MatchingProblem, spread: float) -> Inversion:
-        images = linear_layer(problem.model, problem.gradient, problem.inputs)[:, None]
+    def read(
+        self, model: nn.Module, estimate: Estimate, inputs: Inputs, spread: float
+    ) -> Inversion:
+        images = linear_layer(model, estimate.gradient, inputs)[:, None]
         nothing = torch.zeros(len(images), device=images.device)
-        labels = infer_label(problem.model, problem.gradient).labels[:, None]
+        try:
+            labels = infer_label(model, estimate.gradient).labels[:, None]
+        except AttackError:
+            labels = nothing.long()[:, None]
         return Inversion(images, labels, nothing, nothing, nothing > 0, nothing.long())
 
 
 def _likeliest(
     problem: MatchingProblem, candidates: int = 1, *, signs: bool = True
 ) -> Tensor | None:
-    """The likeliest labels of batches of one, (targets, candidates, 1); None for larger ones."""
+    """The likeliest labels of batches of one, (targets, candidates, 1); None where none are known.
+
+    Of two classes the signs tell nothing: both are tried. Larger batches, and models without a
+    dense last layer that is trained, leave labels to the search.
+    """
     if problem.inputs.batch_size > 1:
         return None
-    ranked = infer_label(problem.model, problem.gradient, signs=signs).ranked
+    if problem.classes == 2:
+        return torch.arange(2).expand(problem.targets, 2)[:, :, None]
+    try:
+        ranked = infer_label(problem.model, problem.gradient, signs=signs).ranked
+    except AttackError:
+        return None
     return ranked[:, :candidates, None]

@@ -1,6 +1,7 @@
 """Every kind of reader by its name."""
 
 from sottovoce.errors import AttackError
+from sottovoce.privacy.readers.passages import Passages
 from sottovoce.privacy.readers.posterior import Posterior
 from sottovoce.privacy.readers.reader import (
     Dlg,
@@ -24,6 +25,7 @@ READERS: dict[str, type[Reader]] = {
         Likelihood,
         LinearLayer,
         BinaryRecords,
+        Passages,
         Posterior,
     )
 }

@@ -37,10 +37,18 @@ class Support:
 
     It suits a model whose first layer is dense where all numbers of a record are 0 or 1
     (`Inputs(binary=True)`), and one that embeds tokens (`Inputs(vocabulary=1024)`). Through noise,
-    of a batch of one with `Inputs.groups`, the strongest feature of each group is taken.
+    of a batch of one with `Inputs.groups`, the strongest feature of each group is taken. padding: a
+    token that is no word, whose row of an embedding never has a gradient.
     """
 
     name: ClassVar[str] = "support"
+    padding: int | None = None
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "Support":
+        """With the padding of the model's embedding, if it has any."""
+        layer = _embedding(model)
+        return cls(None if layer is None else layer.padding_idx)
 
     def suits(self, model: nn.Module, inputs: Inputs) -> bool:
         """Whether the model's first layer shows which features or tokens a record has."""
@@ -66,7 +74,10 @@ class Support:
         if not inputs.vocabulary:
             return (records.flatten(2) != inputs.low).any(1)
         found = torch.zeros(len(records), inputs.vocabulary, dtype=torch.bool)
-        return found.scatter_(1, records.flatten(1).round().long().cpu(), True)
+        found = found.scatter_(1, records.flatten(1).round().long().cpu(), True)
+        if self.padding is not None:
+            found[:, self.padding] = False
+        return found
 
     def controls(self, answer: Answer) -> dict[str, Estimate]:
         """`exact gradient`, which must give supports away, and `noise`, which must not."""
@@ -204,11 +215,19 @@ def score_support(found: Tensor, truth: Tensor) -> SupportScore:
     )
 
 
-def likeliest_support(records: Tensor, inputs: Inputs, draws: int = 200) -> Tensor:
+def likeliest_support(
+    records: Tensor,
+    inputs: Inputs,
+    reader: Support | None = None,
+    draws: int = 200,
+) -> tuple[Tensor, float]:
     """The best guess without messages, (n,) bool: what is in most batches of public records.
 
+    With it the share of other batches that have the commonest support.
     records: (n, *shape) in pixel space.
     """
     generator = torch.Generator().manual_seed(0)
     chosen = torch.randint(len(records), (draws, inputs.batch_size), generator=generator)
-    return Support().truth(records[chosen], inputs).double().mean(0) > 0.5
+    found = (reader or Support()).truth(records[chosen], inputs)
+    most = int(found.unique(dim=0, return_counts=True)[1].max())
+    return found.double().mean(0) > 0.5, (most - 1) / (draws - 1)
