@@ -5,6 +5,7 @@ import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from federated import agreement, identities, member
+from sottovoce.cli.federated import _line, _spent
 from sottovoce.distributed.federated import AgentSettings, Departed, Federation
 from sottovoce.distributed.federated.built_in import agreed
 from sottovoce.distributed.federated.meeting import decide_changes
@@ -26,6 +28,9 @@ from sottovoce.federation.identity import Identity
 from sottovoce.federation.metrics import MetricsServer
 from sottovoce.federation.signatures import Signatures, sign_agreement
 from sottovoce.federation.state import StateFolder
+from sottovoce.graphs import ring
+from sottovoce.mechanisms import LDPDSGD
+from sottovoce.stepsizes import parse_stepsize
 from tls_agents import free_ports
 
 D, STEP = 4, 0.1
@@ -366,3 +371,24 @@ def test_an_agreement_runs_no_file_of_code() -> None:
     assert agreed({}, "data", "own.py:data") == "own.py:data"
     with pytest.raises(DistributedError, match="file of code"):
         agreed({"data": "theirs.py:data"}, "data", "subset")
+
+
+def test_a_delta_that_promises_nothing_is_said_and_the_training_goes_on(tmp_path: Path) -> None:
+    """From 1/n on, publishing one record whole would pass as private."""
+    graph, streams = ring(3), SimpleNamespace(seeded=False)
+    done = SimpleNamespace(epoch=0, rounds=20, redone=0, samples=1000)
+    public = {"graph": graph, "stepsize": parse_stepsize(str(STEP)), "batch": 50, "poisson": True}
+    chain = LDPDSGD(0.1, 1.0)
+    own = SimpleNamespace(executions=done, algorithm=chain, agent=0, streams=streams, **public)
+    assert _spent(own, 1e-5) > 0
+
+    play = Play(tmp_path, "anna ben")
+    agreed = agreement(tmp_path, "anna ben", "path:2", algorithm="dsgd", stepsize=str(STEP))
+    accounts = {"anna": lambda *_: _spent(own, 0.001), "ben": lambda *_: 1.5}
+    members = {name: play.federation(name, agreed, spent=accounts[name]) for name in agreed.names}
+    whole(run({name: lambda n=name: train(members[n]) for name in agreed.names}))
+    anna, ben = (play.state(name, agreed).status() for name in agreed.names)
+    assert anna["finished"]
+    assert "nothing is proved (δ = 0.001 is not below 1 over the records" in _line(anna)
+    assert "1000" not in _line(anna), "how many records an agent has is its own affair"
+    assert "ε = 1.5" in _line(ben)

@@ -1,5 +1,6 @@
 """Keys, cards, agreements, signatures and changes of members: what is accepted, what is refused."""
 
+import errno
 import json
 import os
 from dataclasses import replace
@@ -12,7 +13,7 @@ from federated import agreement, identities, member
 from sottovoce.errors import FederationError
 from sottovoce.federation.agreement import read_agreement
 from sottovoce.federation.audit_log import AuditLog, read_log, verify_log
-from sottovoce.federation.changes import Leave, with_member, without
+from sottovoce.federation.changes import Leave, require_follows, with_member, without
 from sottovoce.federation.identity import (
     create_identity,
     is_signed,
@@ -21,6 +22,7 @@ from sottovoce.federation.identity import (
     require_address,
 )
 from sottovoce.federation.members import MemberKeys
+from sottovoce.federation.metrics import Monitor
 from sottovoce.federation.signatures import (
     Signatures,
     read_signatures,
@@ -143,7 +145,7 @@ def test_every_value_of_an_agreement_is_signed(tmp_path: Path) -> None:
     Signatures(agreed).add("anna", signature)
     others = [
         replace(agreed, training="ff" * 8),
-        replace(agreed, edition=1),
+        replace(agreed, edition=1, previous=agreed.digest, change="dora joins"),
         replace(agreed, members=agreed.members[::-1]),
         agreement(tmp_path, "anna ben carla", "ring:3", rounds=21),
         agreement(tmp_path, "anna ben carla", "ring:3", facts={"data": "other"}),
@@ -300,3 +302,141 @@ def test_a_line_that_a_crash_cut_off_is_removed_and_said(tmp_path: Path) -> None
     assert [line["event"] for line in read_log(path)] == ["start", "an unfinished line was removed"]
     assert verify_log(path).lines == 2
     assert os.stat(path).st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ('"ring:3"', '"complete:11000"', "does not have 3 members"),
+        ('"ring:3"', '"links:0-1,1-900000000"', "does not have 3 members"),
+        ('"ring:3"', '"hypercube:28"', "does not have 3 members"),
+        ("edition = 0", "edition = true", "edition is True"),
+        ("edition = 0", "edition = -1", "edition is -1"),
+        ("edition = 0", "edition = 1", "what the agreement follows"),
+        ('change = ""', 'change = "\\u001b[2J"', "what the agreement follows"),
+        ('previous = ""', 'previous = "x"', "what the agreement follows"),
+        ('algorithm = "pdsgd"', 'algorithm = "pdsgd\\u009b2J"', "control characters"),
+        ('data = "a"', 'data = "a\\u202eb"', "not a short name and a line"),
+    ],
+)
+def test_an_agreement_shows_what_it_says_and_builds_nothing_large(
+    tmp_path: Path, old: str, new: str, reason: str
+) -> None:
+    identities(tmp_path, "anna ben carla")
+    file = tmp_path / "federation.toml"
+    agreement(tmp_path, "anna ben carla", "ring:3", facts={"data": "a"}).write(file)
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
+    with pytest.raises(FederationError, match=reason):
+        read_agreement(file)
+
+
+def test_facts_may_be_written_in_any_script(tmp_path: Path) -> None:
+    identities(tmp_path, "anna ben")
+    agreed = agreement(tmp_path, "anna ben", "path:2", facts={"data": 'Zürich 数据 😀 \\ "q"'})
+    agreed.write(tmp_path / "federation.toml")
+    assert read_agreement(tmp_path / "federation.toml") == agreed
+
+
+def test_a_later_edition_alters_no_term_and_no_key(tmp_path: Path) -> None:
+    identities(tmp_path, "anna ben carla dora")
+    agreed = agreement(tmp_path, "anna ben carla", "ring:3", links="masked")
+    after = with_member(agreed, member(tmp_path, "dora"), ["anna", "carla"])
+    require_follows(agreed, after)
+    require_follows(after, without(after, ["ben"], "is dropped"))
+    identities(tmp_path / "other", "ben", port=7100)
+    another = member(tmp_path / "other", "ben")
+    anna, _, carla, dora = after.members
+    for altered in (
+        replace(after, terms=replace(after.terms, links="plain")),
+        replace(after, terms=replace(after.terms, algorithm="dsgd")),
+        replace(after, terms=replace(after.terms, delta=0.5)),
+        replace(after, members=(anna, another, carla, dora)),
+        replace(after, members=(anna, carla, after.members[1], dora)),
+        replace(after, edition=2),
+        replace(after, training="ff" * 8),
+        replace(after, previous="0" * 64),
+    ):
+        with pytest.raises(FederationError, match="does not follow edition 0"):
+            require_follows(agreed, altered)
+
+
+def test_a_log_that_was_cut_off_does_not_fit_what_was_noted(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    log = AuditLog(path)
+    for number in range(5):
+        log.note("round", round=number)
+    noted = log.end
+    log.note("round", round=5)
+    assert verify_log(path, noted).lines == 6
+    whole = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(whole[:3]))
+    assert verify_log(path).lines == 3
+    with pytest.raises(FederationError, match="ends at line 3, and line 5 was noted"):
+        verify_log(path, noted)
+    path.unlink()
+    other = AuditLog(path)
+    for number in range(6):
+        other.note("round", round=number + 100)
+    with pytest.raises(FederationError, match=r"line 5 .* was written anew"):
+        verify_log(path, noted)
+
+
+@pytest.mark.parametrize("part", [0, 10])
+def test_a_full_disk_leaves_the_log_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
+    """Whether nothing of a line fits on the disk or a part of it."""
+    path = tmp_path / "audit.jsonl"
+    log = AuditLog(path)
+    log.note("round", round=1)
+    write = os.write
+
+    def full(handle: int, content: bytes) -> int:
+        if not part:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(handle, content[:part])
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(FederationError, match=r"No space left on device.*make room"):
+        log.note("round", round=2)
+    monkeypatch.undo()
+    log.note("round", round=3)
+    assert [line.get("round") for line in read_log(path)] == [1, 3]
+    assert verify_log(path).lines == 2
+
+
+def test_an_agent_that_starts_again_stands_where_it_stood(tmp_path: Path) -> None:
+    identities(tmp_path, "anna ben")
+    agreed = agreement(tmp_path, "anna ben", "path:2")
+    state = StateFolder.beside(tmp_path / "anna.key", agreed.training)
+    state.make()
+    before = Monitor(state, "anna", 20)
+    before.enter(agreed)
+    before.at(7, 1, 8)
+    before.spent(1.5, 1e-5)
+    after = Monitor(state, "anna", 20)
+    after.enter(agreed)
+    told = after.status()
+    assert (told["round"], told["epoch"], told["executed"]) == (7, 1, 8)
+    assert (told["epsilon"], told["delta"]) == (1.5, 1e-5)
+    assert 'sottovoce_round{agent="anna"} 7' in after.text()
+
+
+def test_a_link_that_comes_and_goes_does_not_fill_the_log(tmp_path: Path) -> None:
+    identities(tmp_path, "anna ben")
+    agreed = agreement(tmp_path, "anna ben", "path:2")
+    state = StateFolder.beside(tmp_path / "anna.key", agreed.training)
+    state.make()
+    monitor = Monitor(state, "anna", 20)
+    monitor.enter(agreed)
+    for _ in range(300):
+        monitor.note("link joined", peer="ben")
+        monitor.note("link lost", peer="ben", reason="a test")
+    monitor.note("link joined", peer="ben")
+    for number in range(100):
+        monitor.note("sent", peer="ben", number=number, digest="00")
+    events = [line["event"] for line in read_log(state.log)]
+    assert events.count("sent") == 100
+    assert len(events) <= 101 + 2 * 60
+    assert monitor.status()["peers"]["ben"]["linked"]

@@ -42,7 +42,10 @@ def test_identity_invite_join(folder: Path) -> None:
     agreed = invited("a b c")
     assert [one["fingerprint"] for one in agreed["members"]] == [m["fingerprint"] for m in made]
     assert "listen" not in agreed["members"][2]
-    missing = [call("join", "federation.toml", "--key", f"{name}.key")["missing"] for name in "abc"]
+    missing = [
+        call("join", "federation.toml", "--key", f"{name}.key", "--yes")["missing"]
+        for name in "abc"
+    ]
     assert missing == [["b", "c"], ["c"], []]
 
 
@@ -52,6 +55,8 @@ def test_a_person_is_asked_before_a_signature_is_made(folder: Path) -> None:
     command = ["join", "federation.toml", "--key", "anna.key"]
     done = CliRunner().invoke(app, command, input="n\n")
     assert done.exit_code == 1
+    with pytest.raises(FederationError, match="with --json nobody is asked"):
+        call(*command)
     assert not list(folder.glob("*.signature"))
     done = CliRunner().invoke(app, command, input="y\n")
     assert done.exit_code == 0
@@ -130,7 +135,9 @@ def test_leave_and_drop_write_wishes(folder: Path) -> None:
     state.keep_signatures(Signatures(agreed, {"anna": sign_agreement(agreed, anna)}))
     assert call("leave", "federation.toml", "--key", "anna.key")["leaves"] == "anna"
     assert state.leaving(agreed) is not None
-    dropped = call("drop", "carla", "federation.toml", "--key", "anna.key")
+    dropped = call("drop", "carla", "federation.toml", "--key", "anna.key", "--yes")
+    with pytest.raises(FederationError, match="with --json nobody is asked"):
+        call("drop", "ben", "federation.toml", "--key", "anna.key")
     assert [one["name"] for one in dropped["members"]] == ["anna", "ben", "dora"]
     assert dropped["needed"] == ["ben", "dora"]
     with pytest.raises(FederationError, match="sottovoce leave"):

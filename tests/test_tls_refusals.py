@@ -239,6 +239,24 @@ def test_half_open_connections_by_the_hundred_keep_nobody_out(calm: Tensor) -> N
             connection.close()
 
 
+def test_a_handshake_that_trickles_is_ended_as_a_whole(
+    calm: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte now and then does not put the end off."""
+    organisations, sent = Organisations(ring(3)), 0
+    with Run(organisations) as run:
+        monkeypatch.setattr(doors, "HANDSHAKE", 0.5)
+        with plain(organisations) as connection, contextlib.suppress(OSError):
+            connection.sendall(bytes([22, 3, 1, 2, 0]))
+            while sent < 100:
+                connection.sendall(b"\0")
+                sent += 1
+                time.sleep(0.1)
+    assert 0 < sent < 100
+    assert torch.equal(run.final(), calm)
+    assert "no handshake within 0.5 s" in run.refusals
+
+
 def test_a_replayed_connection_is_refused_and_a_capture_holds_no_number(calm: Tensor) -> None:
     organisations = Organisations(ring(3))
     tap = Tap(organisations.ports[0])

@@ -88,7 +88,9 @@ def test_three_people_follow_the_tutorial(tmp_path: Path, ports: dict[str, str])
     for name, folder in folders.items():
         (folder / "federation.toml").write_bytes((tmp_path / "federation.toml").read_bytes())
         (folder / "train.py").write_text(script())
-        signed = json.loads(call([*join.replace("anna", name).split()[1:], "--json"], folder))
+        signed = json.loads(
+            call([*join.replace("anna", name).split()[1:], "--yes", "--json"], folder)
+        )
         assert signed["fingerprint"] == agreed["fingerprint"]
         assert signed["signed_by"] == name
     processes = {

@@ -6,6 +6,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from sottovoce.distributed.parameters import checksum
 from sottovoce.errors import DistributedError, ProblemError
 from sottovoce.mechanisms import Bound
 from sottovoce.problems.gradients.clipped import ClippedGradients, refuse_interacting_samples
@@ -81,6 +82,7 @@ class Clipping:
             raise DistributedError(f"batch is {batch}; it must be at least 1")
         self._bound, self.batch, self.poisson = bound, batch, poisson
         self._made: list[tuple[Tensor, int]] = []
+        self._sum = 0
         self._drawn = -1 if poisson else batch or 0
         self._taken = 0
 
@@ -106,6 +108,7 @@ class Clipping:
         self._taken += len(inputs)
         found = (parameter.grad for parameter in model.parameters())
         self._made = [(one, one._version) for one in found if one is not None]
+        self._sum = checksum(one for one, _ in self._made)
 
     def poisson_sample(
         self, streams: Streams, round: int, size: int, batch: int | None = None
@@ -118,9 +121,11 @@ class Clipping:
                 f"a Poisson sample with batch {expected} was asked for, and the agents agreed on "
                 f"{agreed}; create the optimizer with batch={expected or 256} and poisson=True"
             )
-        found = poisson_indices(streams, round, size, expected)
-        self._drawn = len(found)
-        return found
+        return poisson_indices(streams, round, size, expected)
+
+    def drawn(self, sample: Tensor) -> None:
+        """Take the indices that were drawn as those of this round."""
+        self._drawn = len(sample)
 
     def require(self, parameters: Sequence[Tensor]) -> None:
         """Raise unless the gradients are those that `backward` made of this round's batch.
@@ -134,7 +139,8 @@ class Clipping:
             return
         known = {id(gradient): version for gradient, version in made}
         found = [one.grad for one in parameters if one.grad is not None]
-        if not made or any(known.get(id(one)) != one._version for one in found):
+        altered = any(known.get(id(one)) != one._version for one in found)
+        if not made or altered or checksum(one for one, _ in made) != self._sum:
             raise DistributedError(
                 "the algorithm bounds what single samples contribute, and the gradients "
                 + ("were altered after" if made else "were not computed by")

@@ -58,6 +58,9 @@ class Course:
         offers = transport.agree({**facts, **start}, {**offer, "training": secrets.randbits(64)})
         self.training = transport.training or number_of_training(offers)
         self.edge_keys = self._edge_keys(pair, offers)
+        # Where agents start again one at a time, one may do so after its neighbours took its key.
+        self._one_by_one = transport.epoch is not None
+        self._unconfirmed = self._edges and self._one_by_one
 
     def play(self, rounds: Rounds) -> None:
         """Take what plays the rounds, and mark its messages as those of this training."""
@@ -66,6 +69,8 @@ class Course:
 
     def next_round(self) -> int:
         """The round to come, noted as executed before anything of it is sent."""
+        if self._unconfirmed:
+            self._require_same_secrets(self.edge_keys)
         self.executions = self.executions.up_to(self.round + 1)
         if self._record:
             self._record.cover(self.executions)
@@ -107,6 +112,12 @@ class Course:
         }
         said = self._transport.gather(document, _RESUMING)
         plan = decide(said, self._graph, self.agent, self._transport.epoch)
+        if plan.how == "start" and self.round:
+            raise DistributedError(
+                f"{folder} holds nothing to go on from, and {self.round} rounds were played "
+                "already: round 1 cannot be played again with its private numbers; call resume() "
+                "before the first round"
+            )
         self._record = record
         if plan.how == "journal":
             return self._take_up(kept, noted, store, said)
@@ -180,6 +191,7 @@ class Course:
         own, *others = entry.keys or (None,)
         edges = dict(zip(sorted(self._edge_numbers()), others, strict=True))
         rounds.streams.begin(entry.key_round, own, edges)
+        self._unconfirmed = False
         rounds.state.copy_(entry.state)
         self.remember(entry.memory)
         self._keep_journal(kept)
@@ -203,16 +215,16 @@ class Course:
         *,
         confirm: bool = False,
     ) -> None:
-        """Begin an epoch after the plan's round with fresh secrets; the first one has them.
+        """Begin an epoch after the plan's round with fresh secrets.
 
         confirm: whether both ends of an edge compare their secrets first.
         """
         self.round, self.epoch = plan.mark.round, plan.epoch
-        if plan.epoch:
+        if plan.epoch or self._edges:
             offers = {agent: one["offer"] for agent, one in said.items()}
             self._rounds.belong_to(self.training, self.epoch)
             keys = self._edge_keys(pair, offers)
-            if confirm and self._edges:
+            if self._edges and (confirm or self._one_by_one):
                 self._require_same_secrets(keys)
             self._rounds.streams.begin(self.round + 1, None, keys)
         self._rounds.journal = self._transport.journal = None
@@ -266,13 +278,17 @@ class Course:
         own = {str(edge): hashlib.sha256(_CHECK + key).hexdigest() for edge, key in keys.items()}
         said = self._transport.gather({"edges": own}, f"the secrets of epoch {self.epoch}")
         for agent, one in said.items():
-            theirs = one.get("edges", {})
-            if any(theirs[edge] != own[edge] for edge in own if edge in theirs):
+            theirs = one.get("edges")
+            if not isinstance(theirs, dict) or any(
+                theirs[edge] != own[edge] for edge in own if edge in theirs
+            ):
                 raise DistributedError(
                     f"agents {self.agent} and {agent} have made different secrets for their edge "
                     f"in epoch {self.epoch}, because one of them started again meanwhile; nothing "
-                    "was sent. Drop that member and let it join again"
+                    "was sent. Start all agents again; where rounds were done, drop that member "
+                    "and let it join again"
                 )
+        self._unconfirmed = False
 
     def _edge_numbers(self) -> list[int]:
         """The numbers of this agent's edges, in the order of its neighbours."""

@@ -26,7 +26,7 @@ def keep_tensors(
     sealed = {**facts, _DIGEST: _digest(tensors, facts)}
     with saying(what, path.parent):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_tensors(path, tensors, sealed)
+        write_tensors(path, tensors, sealed, private=True)
         _sync(path.parent)
 
 

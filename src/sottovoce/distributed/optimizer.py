@@ -25,7 +25,14 @@ from sottovoce.distributed.streams import AgentStreams
 from sottovoce.distributed.transport import Transport
 from sottovoce.errors import DistributedError
 from sottovoce.graphs import Graph, as_graph
-from sottovoce.mechanisms import Mechanism, as_mechanism, check, in_blocks, shares_edges
+from sottovoce.mechanisms import (
+    Mechanism,
+    as_mechanism,
+    check,
+    check_dimension,
+    in_blocks,
+    shares_edges,
+)
 from sottovoce.mechanisms.fixed_point import require_sums
 from sottovoce.mechanisms.flow import Clock, Flow
 from sottovoce.problems.gradients.layout import Loss
@@ -75,6 +82,7 @@ class DecentralizedSGD(torch.optim.Optimizer):
         self._not_resumed: str | None = None
         self._parameters = Parameters(self.param_groups, module)
         self.state_vector = self._parameters.vector
+        check_dimension(self.algorithm, self.graph, len(self.state_vector))
         start = starting_point(self.state_vector) if asked["same_start"] else {}
         self._asked = asked
         self._meet(transport or GlooTransport(self.state_vector.device, asked["timeout"]), start)
@@ -117,7 +125,8 @@ class DecentralizedSGD(torch.optim.Optimizer):
                 self.state_vector.copy_(before)
             raise
         self._course.round = round
-        self._parameters.remember()
+        if self.algorithm.bound is not None:
+            self._parameters.remember()
         return loss
 
     @property
@@ -170,6 +179,8 @@ class DecentralizedSGD(torch.optim.Optimizer):
         is. An algorithm that bounds samples takes no other gradients. Refused are modules whose
         samples interact. Returns nothing: a loss of private samples is not protected.
         """
+        if self.algorithm.bound is not None:
+            self._parameters.require_all_of(model)
         self._clipping.backward(model, loss, inputs, targets)
 
     def poisson_sample(self, size: int, batch: int | None = None) -> Tensor:
@@ -181,6 +192,7 @@ class DecentralizedSGD(torch.optim.Optimizer):
         """
         found = self._clipping.poisson_sample(self.streams, self.round + 1, size, batch)
         self._course.draw_from(size)
+        self._clipping.drawn(found)
         return found
 
     def save(

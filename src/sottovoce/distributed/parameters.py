@@ -84,6 +84,7 @@ class Parameters:
         vector_to_parameters(self.vector, self.tensors)
         self._addresses = [parameter.data_ptr() for parameter in self.tensors]
         self._versions: list[int] | None = None
+        self._sum = 0
 
     @property
     def sizes(self) -> list[int]:
@@ -110,6 +111,7 @@ class Parameters:
     def remember(self) -> None:
         """Note that the parameters are as a round left them."""
         self._versions = [parameter._version for parameter in self.tensors]
+        self._sum = checksum([self.vector])
 
     def forget(self) -> None:
         """Take the parameters as they are: they are about to be put back by the agents."""
@@ -120,7 +122,7 @@ class Parameters:
 
         A second optimizer, say, would put samples into the state that no bound has shortened.
         Rounds write to the vector below the parameters, which leaves torch's counters of changes
-        alone.
+        alone. Writing to `.data` does so too; the sum of the numbers' bits shows it.
         """
         if self._versions is None:
             return
@@ -128,10 +130,23 @@ class Parameters:
             zip(self.tensors, self._versions, strict=True)
         ):
             if parameter._version != version:
+                raise _altered(self._name(place))
+        if checksum([self.vector]) != self._sum:
+            raise _altered("a parameter's .data")
+
+    def require_all_of(self, model: nn.Module) -> None:
+        """Raise if something else is to train a part of the model.
+
+        Gradients here would depend on that part, and through it on samples without any noise.
+        """
+        own = {id(one) for one in self.tensors}
+        for name, one in model.named_parameters():
+            if one.requires_grad and id(one) not in own:
                 raise DistributedError(
-                    f"{self._name(place)} was altered between two rounds, and not by this "
-                    "optimizer; what is proved of the algorithm holds only where nothing else "
-                    "changes the parameters: leave them to optimizer.step(); nothing was sent"
+                    f"the model has the parameter {name}, which this optimizer does not train: if "
+                    "another one does, samples enter these gradients past the noise, and nothing "
+                    "is proved; give this optimizer all of the model, or freeze that part "
+                    "(requires_grad_(False))"
                 )
 
     def _require_unchanged(self) -> None:
@@ -160,6 +175,21 @@ class Parameters:
 
     def _name(self, place: int) -> str:
         return f"parameter {self.names[place] if self.names else place}"
+
+
+def checksum(tensors: Iterable[Tensor]) -> int:
+    """The sum of all numbers' bits as integers, which hardly any change of them keeps."""
+    whole = {4: torch.int32, 8: torch.int64}
+    each = (one.detach().reshape(-1).view(whole[one.element_size()]).sum() for one in tensors)
+    return int(sum(each, torch.zeros((), dtype=torch.int64)))
+
+
+def _altered(what: str) -> DistributedError:
+    return DistributedError(
+        f"{what} was altered between two rounds, and not by this optimizer; what is proved of the "
+        "algorithm holds only where nothing else changes the parameters: leave them to "
+        "optimizer.step(); nothing was sent"
+    )
 
 
 def module_of(params: Any) -> nn.Module | None:

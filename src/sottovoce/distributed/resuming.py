@@ -40,6 +40,9 @@ def decide(said: Said, graph: Graph, agent: int, epoch: int | None = None) -> Pl
     is in the midst of its rounds. agent: this one. epoch: the one to begin; the next unless given.
     """
     asked = [agent for agent, one in said.items() if one["start_over"]]
+    for other, one in said.items():
+        _require_readable(other, one)
+    fixed = epoch is not None
     if epoch is None:
         epoch = 1 + max(one["epoch"] for one in said.values())
     if asked and len(asked) < len(said):
@@ -51,6 +54,7 @@ def decide(said: Said, graph: Graph, agent: int, epoch: int | None = None) -> Pl
     if asked:
         return Plan("start", epoch)
     _require_faultless(said)
+    _require_newest(said, agent)
     # Where some agents are in the middle of their rounds, only the own links are known well.
     links = [link for link in graph.links if len(said) == graph.agents or agent in link]
     if _journals_fit(said, links):
@@ -71,13 +75,49 @@ def decide(said: Said, graph: Graph, agent: int, epoch: int | None = None) -> Pl
             f"the journals of agents {_named(lost) or _named(ran)} are missing or do not fit, and "
             f"there is no checkpoint to go back to. {_CURE}"
         )
-    if len(said) < graph.agents:
+    if fixed or len(said) < graph.agents:
+        # One of them may say so to see a second message from one state.
         raise DistributedError(
-            "agents that know the folders of their neighbours alone cannot agree on a checkpoint; "
-            f"they go on from journals, and those of agents {_named(sorted(said))} do not all fit. "
-            f"{_CURE}"
+            "agents of different organisations do not go back to a checkpoint: they go on from "
+            f"journals, and those of agents {_named(sorted(said))} do not all fit. {_CURE}"
         )
     return Plan("checkpoint", epoch, mark)
+
+
+def _require_readable(agent: int, said: Mapping[str, Any]) -> None:
+    """Raise unless a document says all that is asked, in the types that are expected."""
+    try:
+        position, awaited = said["journal"], said.get("awaited")
+        numbers = [said["files"], said["epoch"], *(n for mark in said["marks"] for n in mark)]
+        words = [said["keeps"], said["start_over"], *([position["finished"]] if position else ())]
+        if position:
+            numbers += [position[one] for one in ("number", "round", "training", "epoch")]
+            numbers += position["kept"]
+        if awaited is not None:
+            number, segment = awaited
+            numbers += [number, segment]
+        good = all(type(one) is int for one in numbers) and all(type(one) is bool for one in words)
+        if not (good and isinstance(said["fault"], str) and isinstance(said["offer"], dict)):
+            raise ValueError
+        [Mark(*mark) for mark in said["marks"]]
+    except (KeyError, TypeError, ValueError):
+        raise DistributedError(
+            f"what agent {agent} says of its folder cannot be read; nothing was removed"
+        ) from None
+
+
+def _require_newest(said: Said, agent: int) -> None:
+    """Raise where a neighbour already has bytes that this agent's journal does not know of."""
+    own = said[agent]["journal"]
+    for other, one in said.items():
+        awaited = one.get("awaited")
+        if own and awaited and tuple(awaited) > (own["number"] + 1, 0):
+            raise DistributedError(
+                f"the folder of agent {agent} is an older copy: its journal ends with exchange "
+                f"{own['number']}, and agent {other} has bytes of exchange {own['number'] + 1} "
+                "from it. Another message from the same state would give the step away, so "
+                "nothing is sent. Put the newest folder back, or be dropped and join again"
+            )
 
 
 def _require_faultless(said: Said) -> None:

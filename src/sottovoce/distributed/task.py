@@ -140,7 +140,17 @@ def _own(training: Training, agent: int, agents: int) -> tuple[Samples, Samples 
         )
     samples = _samples(given[0], training.data)
     unseen = None if given[1] is None else _samples(given[1], training.data)
+    if unseen and parse_algorithm(training.algorithm).bound and _alike(samples, unseen):
+        raise DataError(
+            f"{training.data} returned the same samples to train on and to validate with: what "
+            "protects gradients does not protect a score of samples; give others, or None"
+        )
     return samples, unseen, rounds_of(training, None)
+
+
+def _alike(one: Samples, other: Samples) -> bool:
+    kinds = [[tensor.dtype for tensor in each] for each in (one, other)]
+    return kinds[0] == kinds[1] and all(map(torch.equal, one, other))
 
 
 def _samples(given: Any, text: str) -> Samples:

@@ -43,7 +43,7 @@ def run(training: Training) -> None:
     )
     if training.checkpoint:
         # Agents that torchrun starts again must not remove what they have written since.
-        first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+        first = not _starts_before()
         optimizer.resume(
             training.checkpoint,
             journal=training.journal,
@@ -67,7 +67,7 @@ def run(training: Training) -> None:
             epoch = optimizer.round // rounds
             report: dict[str, Any] = {"epoch": epoch, "agent": agent, **task.scores()}
             if algorithm.bound:
-                report["charged"] = _charged(optimizer)
+                report["charged"] = _charged(optimizer, training, rounds)
             sys.stdout.write(f"{REPORT}{json.dumps(report)}\n")
             sys.stdout.flush()
             if training.checkpoint:
@@ -79,15 +79,24 @@ def run(training: Training) -> None:
     dist.destroy_process_group()
 
 
-def _charged(optimizer: DecentralizedSGD) -> dict[str, int]:
-    """What an accountant needs of this agent; the number of its samples is agreed, not private."""
-    done = optimizer.executions
+def _charged(optimizer: DecentralizedSGD, training: Training, rounds: int) -> dict[str, int]:
+    """What an accountant needs of this agent; the number of its samples is agreed, not private.
+
+    Without a checkpoint nobody knows how far agents came before torchrun started them again: every
+    start before this one counts as a whole training.
+    """
+    done, starts = optimizer.executions, 0 if training.checkpoint else _starts_before()
     return {
         "training": optimizer.training,
         "rounds": done.rounds,
-        "redone": done.redone,
+        "redone": done.redone + starts * training.epochs * rounds,
         "samples": done.samples,
     }
+
+
+def _starts_before() -> int:
+    """How often torchrun has started the agents of this training before."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def _places(text: str) -> tuple[torch.device, str]:

@@ -93,14 +93,14 @@ class Transport(ABC):
         """
         document = {"facts": dict(facts), "offer": dict(offer or {})}
         everybody = self.gather(document, "the start-up check")
-        compare({agent: said.get("facts", {}) for agent, said in everybody.items()}, facts)
+        compare({agent: _mapping(said.get("facts")) for agent, said in everybody.items()}, facts)
         wanted = facts["number of agents"]
         if self.agents != wanted:
             raise DistributedError(
                 f"the graph has {wanted} agents, but {self.agents} processes were started; start "
                 f"{wanted} (torchrun: --nnodes times --nproc-per-node)"
             )
-        return {agent: said.get("offer", {}) for agent, said in everybody.items()}
+        return {agent: _mapping(said.get("offer")) for agent, said in everybody.items()}
 
     def stand_in(self, document: Mapping[str, Any], purpose: str) -> None:
         """Say what to answer for this agent, from now on, where a neighbour starts again and asks.
@@ -145,3 +145,8 @@ class Transport(ABC):
     @abstractmethod
     def close(self) -> None:
         """Return when no agent needs this one any more; a transport may end its connections."""
+
+
+def _mapping(said: object) -> dict[str, Any]:
+    """A part of a document that must be an object; what is none says nothing."""
+    return said if isinstance(said, dict) else {}

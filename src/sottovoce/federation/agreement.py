@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 _FORMAT = 1
 _FACT = re.compile(r"[a-z][a-z0-9_-]{0,30}")
 _GRAPH = re.compile(r"links:[0-9,-]{3,100000}|[a-z-]{2,30}(:[0-9x.]{1,20}){1,3}")
-_PLAIN_TEXT = re.compile(r"[^\x00-\x1f\x7f]{0,500}")
+_GRAPH_NUMBER = re.compile(r"(?<![0-9.])[0-9]+(?![0-9.])")
+_MOST_EDITIONS = 1 << 32
+_LONGEST = 500
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class Agreement:
             twice = sorted({one for one in found if one is not None and found.count(one) > 1})
             if twice:
                 raise FederationError(f"two members have the {what.replace('_', ' ')} {twice[0]}")
+        _require_edition(self)
         _require_terms(self.terms)
         _require_graph(self)
 
@@ -194,6 +197,26 @@ def facts_of(texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def _is_plain(text: object) -> bool:
+    """Whether a text shows as it is: nothing that moves a cursor or turns the order of letters."""
+    return isinstance(text, str) and len(text) <= _LONGEST and text.isprintable()
+
+
+def _require_edition(agreement: Agreement) -> None:
+    """Raise unless an edition says which one it is, what it follows, and what is different."""
+    edition = agreement.edition
+    if type(edition) is not int or not 0 <= edition < _MOST_EDITIONS:
+        raise FederationError(f"edition is {edition!r}; accepted: a number from 0 on")
+    follows = isinstance(agreement.previous, str) and re.fullmatch(
+        "[0-9a-f]{64}" if edition else "", agreement.previous
+    )
+    if not follows or not _is_plain(agreement.change) or bool(agreement.change) != bool(edition):
+        raise FederationError(
+            "what the agreement follows, and what is different, cannot be read; a first edition "
+            "follows none, and a later one names the digest of the one before and its change"
+        )
+
+
 def _require_terms(terms: Terms) -> None:
     """Raise unless every term has its type and can be trained with."""
     for one in fields(Terms):
@@ -202,11 +225,10 @@ def _require_terms(terms: Terms) -> None:
         kind = int if whole else str if one.name in ("graph", "links") else kind
         if one.name != "facts" and type(value) is not kind:
             raise FederationError(f"{one.name} is {value!r}; accepted: {kind.__name__}")
-        if isinstance(value, str) and one.name != "graph" and not _PLAIN_TEXT.fullmatch(value):
+        if isinstance(value, str) and one.name != "graph" and not _is_plain(value):
             raise FederationError(f"{one.name} holds control characters or is too long")
     for key, value in terms.facts.items():
-        good = isinstance(value, str) and _PLAIN_TEXT.fullmatch(value)
-        if not _FACT.fullmatch(key) or not good:
+        if not _FACT.fullmatch(key) or not _is_plain(value):
             raise FederationError(
                 f"the fact {key}={value!r} is not a short name and a line of text"
             )
@@ -241,7 +263,15 @@ def _require_graph(agreement: Agreement) -> None:
             f"graph is {agreement.terms.graph!r}; accepted: a form such as ring:3, or "
             "links:0-1,1-2,2-0"
         )
-    graph, members = agreement.graph, agreement.members
+    members = agreement.members
+    numbers = [int(one) for one in _GRAPH_NUMBER.findall(agreement.terms.graph)]
+    most = 20 if "hypercube" in agreement.terms.graph else max(1000, len(members))
+    if max(numbers, default=0) > most:
+        # Nothing large is built to find out how many agents it has: a stranger may have written it.
+        raise FederationError(
+            f"the graph {agreement.terms.graph[:80]} does not have {len(members)} members"
+        )
+    graph = agreement.graph
     if graph.agents != len(members):
         raise FederationError(
             f"the graph {agreement.terms.graph} has {graph.agents} agents and there are "

@@ -10,6 +10,7 @@ it, somebody who can write the file can still cut its end off or compute all has
 holds peers, rounds, digests of messages, refusals and ε; no message, key, model or gradient.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -49,18 +50,42 @@ class AuditLog:
         """Add a line: what happened, and public facts about it."""
         with self._lock:
             line = {"line": self.number + 1, "event": event, **about}
-            self.last = _hash(self.last, line)
-            text = json.dumps({**line, "hash": self.last}, allow_nan=False) + "\n"
+            last = _hash(self.last, line)
+            text = json.dumps({**line, "hash": last}, allow_nan=False) + "\n"
+            self._append(text.encode())
+            # Only now: a line that did not fit on the disk is no part of the chain.
+            self.number, self.last = self.number + 1, last
+
+    @property
+    def end(self) -> Verified:
+        """The number of the last line and its hash."""
+        with self._lock:
+            return Verified(self.number, self.last)
+
+    def _append(self, content: bytes) -> None:
+        """Write all of a line or nothing of it."""
+        try:
             handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             try:
-                os.write(handle, text.encode())
+                before = os.fstat(handle).st_size
+                if os.write(handle, content) < len(content):
+                    os.ftruncate(handle, before)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             finally:
                 os.close(handle)
-            self.number += 1
+        except OSError as error:
+            raise FederationError(
+                f"a line could not be added to the log {self.path}: {error.strerror}. What was "
+                "written earlier is as it was; make room, and start the agent again"
+            ) from None
 
 
-def verify_log(path: str | Path) -> Verified:
-    """Check every line of a log; raise `FederationError` naming the first that does not fit."""
+def verify_log(path: str | Path, known: tuple[int, str] | None = None) -> Verified:
+    """Check every line of a log; raise `FederationError` naming the first that does not fit.
+
+    known: the number and the hash of a line as they were noted elsewhere: a log that ends before it
+    was cut off.
+    """
     number, last = 0, _START
     for line in read_log(path):
         number += 1
@@ -75,6 +100,15 @@ def verify_log(path: str | Path) -> Verified:
             raise FederationError(
                 f"line {number} of {path} was altered, or a line before it: its hash does not fit"
             )
+        if known and number == known[0] and last != known[1]:
+            raise FederationError(
+                f"line {number} of {path} is another one than was noted: the log was written anew"
+            )
+    if known and number < known[0]:
+        raise FederationError(
+            f"{path} ends at line {number}, and line {known[0]} was noted: its end was cut off, or "
+            "the machine lost power before it was on disk"
+        )
     return Verified(number, last)
 
 

@@ -83,6 +83,27 @@ def with_member(agreement: Agreement, member: Member, neighbours: Sequence[str])
     return _next(agreement, [*agreement.members, member], pairs, f"{member.name} joins")
 
 
+def require_follows(current: Agreement, proposed: Agreement) -> None:
+    """Raise unless an edition differs from the one before it in nothing but who takes part.
+
+    Those who stay keep their keys, and what is trained, under which protection, stays as it was.
+    """
+    kept = [one for one in proposed.members if one.name in current.names]
+    came = [one.name for one in proposed.members if one.name not in current.names]
+    if (
+        (proposed.training, proposed.previous) != (current.training, current.digest)
+        or proposed.edition != current.edition + 1
+        or replace(proposed.terms, graph=current.terms.graph) != current.terms
+        or kept != [one for one in current.members if one in kept]
+        or len(came) > 1
+    ):
+        raise FederationError(
+            f"{proposed.change!r} does not follow edition {current.edition}: it is of another "
+            "training or edition, or changes terms or keys that were agreed on. Accepted: what "
+            "`sottovoce invite --into` and `sottovoce drop` make"
+        )
+
+
 def _next(
     agreement: Agreement,
     members: Sequence[Member],

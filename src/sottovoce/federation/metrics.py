@@ -13,13 +13,17 @@ from sottovoce.federation.audit_log import AuditLog
 from sottovoce.federation.state import StateFolder
 
 _SECONDS_BETWEEN_WRITES = 1.0
+_OF_LINKS = ("link joined", "link lost", "not reached", "refused")
+_MOST_LINES = 60
+"""Lines on one link in a minute: a member whose connections come and go shall not fill a disk."""
 _TRAFFIC = {"sent": "sent", "sent again": "sent_again", "received": "received"}
 
 
 class Monitor:
     """Takes in what happens at an agent: to the log, to `status.json`, to the metrics.
 
-    Several threads call it.
+    An agent that starts again stands where its status says, until it has done a round. Several
+    threads call it.
     """
 
     def __init__(self, state: StateFolder, name: str, rounds: int) -> None:
@@ -27,16 +31,22 @@ class Monitor:
         self._log = AuditLog(state.log)
         self._lock = threading.Lock()
         self._written = -1.0
-        self._refusals = 0
+        self._refusals, self._minute = 0, -1
+        self._lines: Counter[str] = Counter()
         self._peers: dict[str, dict[str, Any]] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._place: dict[str, Any] = {"round": 0, "edition": 0, "epoch": 0, "executed": 0}
-        self._spent: dict[str, Any] = {"epsilon": None, "delta": None}
+        known = state.status()
+        start = {"round": 0, "edition": 0, "epoch": 0, "executed": 0}
+        self._place = {name: known.get(name, value) for name, value in start.items()}
+        self._spent = {name: known.get(name) for name in ("epsilon", "delta")}
+        self._unproved = known.get("unproved")
         self._finished = self._left = False
 
     def note(self, event: str, **about: Any) -> None:
         """Add an event to the log, and count it."""
-        self._log.note(event, **about)
+        admitted = self._admits(event, about.get("peer"))
+        if admitted:
+            self._log.note(event, **about)
         with self._lock:
             peer = self._peers.get(str(about.get("peer")))
             if event == "refused":
@@ -46,8 +56,20 @@ class Monitor:
             elif peer is not None and event in _TRAFFIC:
                 self._counts[_TRAFFIC[event], str(about["peer"])] += 1
                 peer[_TRAFFIC[event]] = about.get("number")
-        if event not in _TRAFFIC:
+        if admitted and event not in _TRAFFIC:
             self.write()
+
+    def _admits(self, event: str, peer: object) -> bool:
+        """Whether an event of a link is one of the first in this minute."""
+        if peer is None or event not in _OF_LINKS:
+            return True
+        minute = int(time.monotonic() // 60)
+        with self._lock:
+            if minute != self._minute:
+                self._minute = minute
+                self._lines.clear()
+            self._lines[str(peer)] += 1
+            return self._lines[str(peer)] <= _MOST_LINES
 
     def enter(self, agreement: Agreement) -> None:
         """Note the edition that is trained, and who the neighbours are."""
@@ -68,10 +90,11 @@ class Monitor:
         if time.monotonic() > self._written + _SECONDS_BETWEEN_WRITES:
             self.write()
 
-    def spent(self, epsilon: float | None, delta: float) -> None:
-        """Note what is proved so far; None where nothing is."""
+    def spent(self, epsilon: float | None, delta: float, unproved: str | None = None) -> None:
+        """Note what is proved so far; None where nothing is. The status alone says why not."""
         with self._lock:
             self._spent = {"epsilon": epsilon, "delta": delta}
+            self._unproved = unproved
         self.note("epsilon", **self._spent, executed=self._place["executed"])
 
     def finish(self, how: str) -> None:
@@ -87,9 +110,9 @@ class Monitor:
         with self._lock:
             peers = {name: dict(one) for name, one in self._peers.items()}
             about = {"name": self._name, **self._place, "rounds": self._rounds, **self._spent}
-            about |= {"finished": self._finished, "left": self._left}
+            about |= {"unproved": self._unproved, "finished": self._finished, "left": self._left}
             about |= {"refusals": self._refusals, "peers": peers}
-            return {**about, "log": {"lines": self._log.number, "last": self._log.last}}
+            return {**about, "log": self._log.end._asdict()}
 
     def write(self) -> None:
         """Write `status.json`."""

@@ -50,10 +50,11 @@ class Signatures:
     def require_all(self) -> None:
         """Raise unless every member has signed."""
         if self.missing:
+            ways = "join` or `sottovoce drop" if self.agreement.edition else "join"
             raise FederationError(
                 f"{', '.join(self.missing)} did not sign the agreement "
                 f"{self.agreement.fingerprint}; nothing is trained before every member has run "
-                "`sottovoce join`"
+                f"`sottovoce {ways}`"
             )
 
 

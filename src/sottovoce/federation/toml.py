@@ -35,14 +35,18 @@ def to_toml(content: Mapping[str, Any], comments: Sequence[str] = ()) -> str:
     """The text of a file: single values first, then tables, then lists of tables."""
     lines = [f"# {line}" for line in comments]
     single = {k: v for k, v in content.items() if not isinstance(v, dict) and not _tables(v)}
-    lines += [f"{name} = {json.dumps(value)}" for name, value in single.items()]
+    lines += [f"{name} = {_value(value)}" for name, value in single.items()]
     for name, value in content.items():
         if isinstance(value, dict) and value:
-            lines += ["", f"[{name}]", *(f"{k} = {json.dumps(v)}" for k, v in value.items())]
+            lines += ["", f"[{name}]", *(f"{k} = {_value(v)}" for k, v in value.items())]
         elif _tables(value):
             for table in value:
-                lines += ["", f"[[{name}]]", *(f"{k} = {json.dumps(v)}" for k, v in table.items())]
+                lines += ["", f"[[{name}]]", *(f"{k} = {_value(v)}" for k, v in table.items())]
     return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _tables(value: Any) -> bool:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 
-def write_atomic(path: str | Path, content: bytes) -> None:
+def write_atomic(path: str | Path, content: bytes, private: bool = False) -> None:
     """Replace the file `path` by `content` at once: after a crash the old or the new one is there.
 
     A symbolic link stays, and the file that it names is replaced. What is not a file is refused.
+    private: only its owner can read the file, from its first moment on.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
@@ -19,7 +20,11 @@ def write_atomic(path: str | Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     name = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with name.open("xb") as file:
+        mode = 0o600 if private else 0o666
+        handle = os.open(
+            name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode
+        )
+        with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -39,10 +39,16 @@ def load_pair(stem: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[str,
 
 
 def write_tensors(
-    path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any] | None = None
+    path: str | Path,
+    tensors: Mapping[str, Tensor],
+    facts: Mapping[str, Any] | None = None,
+    private: bool = False,
 ) -> None:
-    """Write one safetensors file in one step, with facts in its header."""
-    write_atomic(path, _encode(tensors, facts or {}))
+    """Write one safetensors file in one step, with facts in its header.
+
+    private: its owner alone can read it.
+    """
+    write_atomic(path, _encode(tensors, facts or {}), private)
 
 
 def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

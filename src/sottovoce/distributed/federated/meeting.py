@@ -6,7 +6,7 @@ from typing import Any
 
 from sottovoce.errors import FederationError
 from sottovoce.federation.agreement import Agreement, agreement_of
-from sottovoce.federation.changes import Leave, without
+from sottovoce.federation.changes import Leave, require_follows, without
 from sottovoce.federation.signatures import Signatures
 from sottovoce.federation.state import StateFolder
 
@@ -87,13 +87,9 @@ def _collect(joins: dict[str, Signatures], wish: object, current: Agreement) -> 
     if not isinstance(wish, Mapping) or not isinstance(wish.get("signatures"), Mapping):
         raise FederationError("it cannot be read")
     agreement = agreement_of(wish.get("agreement", {}), "the proposed edition")
-    same = agreement.training == current.training and agreement.previous == current.digest
-    terms = (agreement.terms.rounds, agreement.terms.meet_every) == (
-        current.terms.rounds,
-        current.terms.meet_every,
-    )
-    if not (same and terms and is_join(current, agreement)):
-        raise FederationError(f"{agreement.change!r} does not follow edition {current.edition}")
+    require_follows(current, agreement)
+    if not is_join(current, agreement):
+        raise FederationError(f"{agreement.change!r} takes effect when agents start")
     found = joins.setdefault(agreement.digest, Signatures(agreement))
     for name, signature in wish["signatures"].items():
         found.add(name, signature)

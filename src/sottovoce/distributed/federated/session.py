@@ -19,14 +19,14 @@ from typing import Any
 
 from torch import nn
 
-from sottovoce.distributed.federated.flooding import flood
+from sottovoce.distributed.federated.flooding import Documents, flood
 from sottovoce.distributed.federated.meeting import Outcome, decide_changes, own_wishes
 from sottovoce.distributed.journal import has_journal
 from sottovoce.distributed.optimizer import DecentralizedSGD
 from sottovoce.distributed.standing import Standing
 from sottovoce.distributed.tls import Peer, Settings, TlsTransport, Training
 from sottovoce.distributed.transport import Transport
-from sottovoce.errors import DistributedError, FederationError
+from sottovoce.errors import DistributedError, FederationError, PrivacyError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.identity import Identity, require_address
 from sottovoce.federation.members import MemberKeys
@@ -40,7 +40,10 @@ _LAST_WORDS = 2.0
 """Seconds to let documents leave before connections end."""
 _CARRY = "carry.safetensors"
 Spent = Callable[[DecentralizedSGD, float], float | None]
-"""ε of all that an agent has executed, at a δ; None where nothing is proved."""
+"""ε of all that an agent has executed, at a δ; None where nothing is proved.
+
+A PrivacyError says why nothing can be proved; training goes on.
+"""
 
 
 class Departed(DistributedError):  # noqa: N818
@@ -270,7 +273,7 @@ class Federation:
         own = {"round": None if standing is None else standing.round}
         purpose = f"the beginning of edition {edition.edition}"
         said = flood(optimizer.transport, own, edition.graph, purpose)
-        round = max(int(one["round"]) for one in said.values() if one.get("round") is not None)
+        round = _latest(said, edition.names, edition.terms.rounds)
         self._state.enter(edition, round)
         self._met = round
         come = optimizer.standing if standing is None else standing
@@ -334,7 +337,29 @@ class Federation:
         optimizer, spent = self._optimizer, self._settings.spent
         if optimizer is not None and spent is not None and optimizer.round:
             delta = self.agreement.terms.delta
-            self.monitor.spent(spent(optimizer, delta), delta)
+            try:
+                self.monitor.spent(spent(optimizer, delta), delta)
+            except PrivacyError as error:
+                self.monitor.spent(None, delta, str(error))
+
+
+def _latest(said: Documents, names: list[str], rounds: int) -> int:
+    """The last round that a member finished, from what all say at the beginning of an edition."""
+    found = []
+    for agent, one in said.items():
+        round = one.get("round")
+        if round is not None:
+            if type(round) is not int or not 0 <= round <= rounds:
+                raise FederationError(f"{names[agent]} does not say after which round it stands")
+            found.append(round)
+    if not found:
+        raise FederationError("no member says after which round the edition begins")
+    if max(found) - min(found) > len(names):
+        # Neighbours are never further apart than one round.
+        raise FederationError(
+            f"the members stand after rounds {min(found)} to {max(found)}, which cannot be"
+        )
+    return max(found)
 
 
 def _end_after_speaking(transport: TlsTransport) -> None:

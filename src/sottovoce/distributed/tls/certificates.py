@@ -129,10 +129,15 @@ def _signed(
 def _load(made: ssl.SSLContext, content: bytes) -> None:
     """Give a context its certificate; `ssl` reads files alone, so for a moment there is one.
 
-    It lies in memory where the system has such a place, and its owner alone can read it.
+    It has no name and lies in memory, where the system knows such files: nothing is left of it when
+    the process is killed. Elsewhere its owner alone can read it.
     """
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    handle, path = tempfile.mkstemp(dir=memory, prefix="sottovoce-")
+    if hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd"):
+        with os.fdopen(os.memfd_create("sottovoce"), "wb", buffering=0) as file:
+            file.write(content)
+            made.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+        return
+    handle, path = tempfile.mkstemp(prefix="sottovoce-")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)

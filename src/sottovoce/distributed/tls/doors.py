@@ -34,6 +34,9 @@ HANDSHAKE = 10.0
 MOST_PENDING = 16
 MOST_LINES = 20
 """Refusals that are logged in a minute: strangers shall not fill a disk."""
+_LIFE_BYTES = 8
+_MOST_LIVES = 1000
+"""Starts of a neighbour that are told apart."""
 _PARTS = ("to", "from")
 """What a connection is for, as the one who dials sees it."""
 
@@ -46,11 +49,15 @@ Note = Callable[..., None]
 class Greeting:
     """What both ends of a connection tell each other first, and compare.
 
-    life: drawn when the process started, so that a neighbour knows one start from another.
+    life: drawn when the process started, so that a neighbour knows one start from another. Once a
+    later start of a neighbour has connected, an earlier one is refused: two processes with one key
+    and one state would send two messages from it.
     """
 
     def __init__(self, agent: int, training: Training) -> None:
-        self.agent, self.training, self.life = agent, training, os.urandom(8).hex()
+        self.agent, self.training, self.life = agent, training, os.urandom(_LIFE_BYTES).hex()
+        self._lives: dict[int, list[str]] = {}
+        self._lock = threading.Lock()
 
     def say(self, connection: ssl.SSLSocket, to: int, **more: str) -> None:
         own = {"agent": self.agent, "to": to, "life": self.life, "format": FORMAT}
@@ -76,7 +83,20 @@ class Greeting:
                 raise Refused(f"its {name} is {str(said.get(name))[:40]!r} instead of {expected!r}")
         if not all(isinstance(said.get(name), str) for name in ("life", "part", "pair")):
             raise Refused("its greeting says too little")
+        self._require_latest(agent, said["life"])
         return {name: said[name] for name in ("life", "part", "pair")}
+
+    def _require_latest(self, agent: int, life: str) -> None:
+        with self._lock:
+            known = self._lives.setdefault(agent, [])
+            if len(life) != 2 * _LIFE_BYTES or life in known[:-1]:
+                raise Refused(
+                    f"agent {agent} was started again elsewhere or since, and the earlier start is "
+                    "not let in; one state belongs to one running agent"
+                )
+            if life not in known:
+                known.append(life)
+                del known[:-_MOST_LIVES]
 
 
 def dial(link: Link, tls: ssl.SSLContext, greeting: Greeting) -> Session:
@@ -136,11 +156,11 @@ class Door:
     def close(self) -> None:
         """Stop listening, and end what was not yet let in."""
         self._over = True
-        _shut(self._listening)
+        shut(self._listening)
         self._listening.close()
         with self._lock:
             for connection in self._pending.values():
-                _shut(connection)
+                shut(connection)
             for link in self._links.values():
                 if link.half:
                     hang_up(link.half[2])
@@ -166,7 +186,7 @@ class Door:
                 oldest = next(iter(self._pending))
                 if len(self._pending) > MOST_PENDING:
                     # Its thread wakes up, and says that it was refused.
-                    _shut(self._pending.pop(oldest))
+                    shut(self._pending.pop(oldest))
             threading.Thread(
                 target=self._let_in, args=(number, tls, str(address[0])), daemon=True
             ).start()
@@ -179,10 +199,15 @@ class Door:
                 raise Refused("its key is that of no neighbour that dials this agent")
             self._greet(link, tls)
         except (OSError, ValueError) as error:
+            self._forget(number)
             self._refuse(tls, address, error)
         finally:
-            with self._lock:
-                self._pending.pop(number, None)
+            self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        """Take a connection from the pending ones, before anybody closes it."""
+        with self._lock:
+            self._pending.pop(number, None)
 
     def _greet(self, link: Link, tls: ssl.SSLSocket) -> None:
         agent = link.peer.agent
@@ -229,11 +254,12 @@ class Door:
 
 def hang_up(connection: socket.socket) -> None:
     """End a connection, and wake the threads that wait for it."""
-    _shut(connection)
+    shut(connection)
     connection.close()
 
 
-def _shut(connection: socket.socket) -> None:
+def shut(connection: socket.socket) -> None:
+    """End a connection and wake the threads that wait for it; its descriptor stays taken."""
     # Not the method of SSLSocket, which would leave a socket without TLS behind.
     with contextlib.suppress(OSError):
         socket.socket.shutdown(connection, socket.SHUT_RDWR)

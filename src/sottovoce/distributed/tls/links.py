@@ -60,7 +60,7 @@ class Link:
     awaited: the next segment that is to arrive. ready: the exchange whose messages are being sent
     and how many of its segments may leave. heard: documents that arrived and were not yet taken, by
     purpose. answered: by purpose, for which life and turn of the other end this agent has given its
-    document.
+    document. trouble: why the other end cannot be reached, as far as is known.
     """
 
     def __init__(self, peer: Peer, dials: bool, position: int) -> None:
@@ -73,6 +73,7 @@ class Link:
         self.ready: Place | None = None
         self.heard: dict[str, list[Heard]] = {}
         self.answered: dict[str, tuple[str, int]] = {}
+        self.trouble = ""
         self.outbox: Frame | None = None
         self.inbox: Inbox | None = None
         self._digest = hashlib.sha256()

@@ -42,7 +42,8 @@ class Station(Protocol):
     note: Callable[..., None]
 
     def heard(self, link: Link, session: Session, said: Mapping[str, Any]) -> None: ...
-    def lost(self, session: Session, reason: str) -> None: ...
+    def lost(self, session: Session, reason: str) -> bool: ...
+    def refuse(self, link: Link, session: Session, reason: str) -> None: ...
 
 
 class Traffic:
@@ -53,13 +54,15 @@ class Traffic:
 
     def begin(self, link: Link, session: Session) -> None:
         """Start both threads; each waits for the one of the session before to end."""
-        before, link.threads = link.threads, []
-        for act in (self._write, self._read):
-            thread = threading.Thread(
-                target=self._guarded, args=(act, before, link, session), daemon=True
-            )
-            link.threads.append(thread)
+        before = link.threads
+        threads = [
+            threading.Thread(target=self._guarded, args=(act, before, link, session), daemon=True)
+            for act in (self._write, self._read)
+        ]
+        for thread in threads:
             thread.start()
+        # Whoever ends the connections meanwhile joins threads that have started.
+        link.threads = threads
 
     def _guarded(
         self,
@@ -73,10 +76,12 @@ class Traffic:
         try:
             act(link, session)
         except Refused as error:
-            self._station.note("refused", peer=link.peer.name, reason=str(error))
-            self._station.lost(session, str(error))
+            self._station.refuse(link, session, str(error))
         except Exception as error:
             self._station.lost(session, type(error).__name__)
+        finally:
+            with self._station.changed:
+                (session.writing if act == self._write else session.reading).close()
 
     def _write(self, link: Link, session: Session) -> None:
         station, kept = self._station, _Kept()

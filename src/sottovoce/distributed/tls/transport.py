@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from sottovoce.distributed.frames import Frame, Inbox
 from sottovoce.distributed.mask_keys import Session as Training
 from sottovoce.distributed.tls.certificates import Peer, context
-from sottovoce.distributed.tls.doors import Door, Greeting, Note, dial, hang_up
+from sottovoce.distributed.tls.doors import Door, Greeting, Note, dial, shut
 from sottovoce.distributed.tls.links import Heard, Link, Session, who_listens
 from sottovoce.distributed.tls.pinned import PinnedKeys
 from sottovoce.distributed.tls.records import DOCUMENT, NEED, Header, Refused, json_record
@@ -34,6 +34,8 @@ _log = logging.getLogger("sottovoce.distributed.tls")
 _END = "the end of the training"
 _LEAVING = 5.0
 """Seconds in which a document that was given must have left, or its receiver is away."""
+_CLOSING = 1.0
+"""Seconds in which the threads of a connection that was ended come to their end."""
 _MOST_HEARD = 64
 """Documents of a neighbour that may wait to be asked for."""
 _PAUSES = (0.05, 2.0)
@@ -185,6 +187,10 @@ class TlsTransport(Transport):
             self._door.close()
         for session in sessions:
             self.lost(session, "")
+        for link in self.links.values():
+            for thread in link.threads:
+                # They close the connections.
+                thread.join(_CLOSING)
 
     def heard(self, link: Link, session: Session, said: Mapping[str, Any]) -> None:
         """Take a document of a neighbour in, or answer it on behalf of the optimizer.
@@ -206,25 +212,42 @@ class TlsTransport(Transport):
                 self.changed.notify_all()
                 return
             link.answered[purpose] = (session.life, turn)
-        answer = self._document(purpose, answer=True)
+            if len(session.outgoing) > _MOST_HEARD:
+                raise Refused("it asks for documents and does not take them")
+        answer = self._document(purpose, asked_by=link)
         with self.changed:
             session.outgoing.append(answer)
             self.changed.notify_all()
 
-    def lost(self, session: Session, reason: str) -> None:
-        """End a session; the link waits for the next one."""
+    def refuse(self, link: Link, session: Session, reason: str) -> None:
+        """End a session for what its other end sent, and say so even where it ended already."""
+        self.note("refused", peer=link.peer.name, reason=reason)
+        if not self.lost(session, reason):
+            _log.warning("refused what %s sent: %s", link.peer.name, reason)
+
+    def lost(self, session: Session, reason: str) -> bool:
+        """End a session; the link waits for the next one. Returns whether the reason was logged.
+
+        Its two threads wake up and close the connections: closed by anybody else, a descriptor
+        could be that of another connection, or of a file, while they still read and write.
+        """
         with self.changed:
             was_over, session.over = session.over, True
             found = [link for link in self.links.values() if link.session is session]
             for link in found:
                 link.session = None
+            for connection in (session.reading, session.writing):
+                shut(connection)
             self.changed.notify_all()
-        for connection in (session.reading, session.writing):
-            hang_up(connection)
-        for link in found:
-            if not (was_over or self.is_over or _END in link.heard or _END in link.answered):
-                _log.warning("lost the link with %s: %s; waiting for it", link.peer.name, reason)
-                self.note("link lost", peer=link.peer.name, reason=reason)
+        waiting = [
+            link
+            for link in found
+            if not (was_over or self.is_over or _END in link.heard or _END in link.answered)
+        ]
+        for link in waiting:
+            _log.warning("lost the link with %s: %s; waiting for it", link.peer.name, reason)
+            self.note("link lost", peer=link.peer.name, reason=reason)
+        return bool(waiting)
 
     def _joined(self, link: Link, session: Session) -> None:
         """Let a new pair of connections take the place of the one before."""
@@ -262,15 +285,18 @@ class TlsTransport(Transport):
             link.session.outgoing.append(header.packed())
             link.session.has_asked = True
 
-    def _document(self, purpose: str, answer: bool = False) -> bytes:
+    def _document(self, purpose: str, asked_by: Link | None = None) -> bytes:
         """The last document that was given for a purpose, as a record.
 
-        answer: the optimizer is in the midst of its rounds, at the place of its journal.
+        asked_by: the link whose other end asks while the optimizer is in the midst of its rounds,
+        at the place of its journal. It hears which of its messages is the next to arrive here.
         """
         document, turn = self._said[purpose]
-        if answer and "journal" in document:
+        if asked_by and "journal" in document:
             position = self.journal.position() if self.journal else None
             document = {**document, "journal": position, "under_way": True}
+            document["awaited"] = asked_by.awaited
+        answer = asked_by is not None
         said = {"purpose": purpose, "turn": turn, "document": document, "answer": answer}
         return json_record(DOCUMENT, said)
 
@@ -290,8 +316,9 @@ class TlsTransport(Transport):
         how = "the connections were ended" if self.is_over else f"it was silent for {left:.3g} s"
         where = purpose or f"round {number}"
         raise PeerLost(
-            f"agent {self.agent} lost agent {neighbour} ({link.peer.name}) in {where}: {how}. The "
-            "state is as before the round; start this agent again when the other can be reached",
+            f"agent {self.agent} lost agent {neighbour} ({link.peer.name}) in {where}: {how}"
+            f"{link.trouble}. The state is as before the round; start this agent again when "
+            "the other can be reached",
             neighbour,
             number,
         )
@@ -318,6 +345,7 @@ class TlsTransport(Transport):
                 session = dial(link, tls, self._greeting)
             except (OSError, ValueError) as error:
                 reason = str(error) if isinstance(error, Refused) else type(error).__name__
+                link.trouble = f"; the last attempt to reach it: {reason}"
                 if reason != said:
                     said = reason
                     _log.info("cannot reach %s yet: %s", link.peer.name, reason)
@@ -326,10 +354,16 @@ class TlsTransport(Transport):
                     self.changed.wait_for(lambda: self.is_over, pause)
                 pause = min(2 * pause, _PAUSES[1])
                 continue
-            said, pause = "", _PAUSES[0]
+            said, link.trouble, awaited = "", "", link.awaited
             self._joined(link, session)
             with self.changed:
                 self.changed.wait_for(lambda: self.is_over or link.session is None)
+                if link.awaited != awaited or session.written:
+                    pause = _PAUSES[0]
+                elif not self.is_over:
+                    # Nothing moved: another connection at once would end in the same way.
+                    self.changed.wait_for(lambda: self.is_over, pause)
+                    pause = min(2 * pause, _PAUSES[1])
 
 
 def _dials(own: Peer, other: Peer) -> bool:
