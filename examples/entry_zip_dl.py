@@ -1,7 +1,7 @@
 """Zip-DL (Biswas et al., PETS 2025) written as a stranger would: a part of one's own and a chain.
 
     sottovoce check --algorithm examples/entry_zip_dl.py:zip_dl:0.1
-    sottovoce audit --algorithm examples/entry_zip_dl.py:zip_dl:0.1 --targets 3
+    sottovoce enter examples/entry_zip_dl.py:zip_dl:0.1
 
 v_ij = w_ij (x_j - s_j + σ Z_ij) with Σ_i w_ij Z_ij = 0: each neighbour gets other noise, and the
 average feels none. The package has the same chain as `zip-dl`; a test compares their numbers.
@@ -10,7 +10,7 @@ average feels none. The package has the same chain as `zip-dl`; a test compares 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sottovoce import Flow, Mechanism, Part, Place, Scope, Shares
+from sottovoce import Claim, Flow, Mechanism, Part, Place, Scope, Shares
 
 
 @dataclass(frozen=True)
@@ -29,5 +29,8 @@ class NoiseThatCancels(Part):
 
 
 def zip_dl(noise: float = 0.1) -> Mechanism:
-    """Promises pairwise network privacy against one curious neighbour; proves no ε here."""
-    return Mechanism(f"entry-zip-dl:{noise}", (Shares("weights"), NoiseThatCancels(noise)))
+    """Zip-DL with noise of this deviation on a sent model."""
+    says = "A curious neighbour's membership attack is a guess."
+    claim = Claim(says, "Biswas et al., PETS 2025", against=("neighbour",), hides=("membership",))
+    parts = (Shares("weights"), NoiseThatCancels(noise))
+    return Mechanism(f"entry-zip-dl:{noise}", parts, claim=claim)

@@ -73,7 +73,10 @@ def _directive(name: str) -> Iterator[str]:
     thing = getattr(import_module(home), leaf)
     if inspect.isclass(thing):
         kind = "exception" if issubclass(thing, BaseException) else "class"
-        yield from (f".. auto{kind}:: {name}", "   :members:", "   :show-inheritance:", "")
+        yield from (f".. auto{kind}:: {name}", "   :members:")
+        if thing.__bases__ != (object,):
+            yield "   :show-inheritance:"
+        yield ""
     elif callable(thing):
         yield from (f".. autofunction:: {name}", "")
     else:
@@ -179,10 +182,18 @@ def write_docstring(
     lines[:] = restructured(lines, parameters)
 
 
+def write_signature(
+    app: Any, what: str, name: str, thing: Any, options: Any, signature: str | None, result: str
+) -> tuple[str | None, str]:
+    """A signature that can be parsed: the value that a factory makes is left open."""
+    return signature and signature.replace("<factory>", "..."), result
+
+
 def setup(app: Any) -> dict[str, bool]:
     """Called by Sphinx."""
     app.connect("builder-inited", forget)
     app.connect("source-read", read)
     app.connect("env-updated", require_every_name)
     app.connect("autodoc-process-docstring", write_docstring)
+    app.connect("autodoc-process-signature", write_signature)
     return {"parallel_read_safe": False, "parallel_write_safe": True}

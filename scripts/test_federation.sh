@@ -28,7 +28,7 @@ agree() { # FOLDER ADDRESS ADDRESS LINKS: keys, cards and an agreement that all 
   sottovoce identity carla --no-listen
   sottovoce invite anna.card ben.card carla.card --graph ring:3 --rounds 30 --stepsize uniform:0.5/k^0.6 \
     --links "$4" --json >/dev/null
-  for name in anna ben carla; do sottovoce join federation.toml --key "$name.key" --json >/dev/null; done
+  for name in anna ben carla; do sottovoce join federation.toml --key "$name.key" --yes --json >/dev/null; done
 }
 
 train() { # WHERE...: the command in front of each agent, such as `ip netns exec sv-node0`

@@ -15,7 +15,12 @@ from sottovoce.problems.data.records import Records, by_owner, shipped
 from sottovoce.problems.data.shakespeare import CONTEXT, OTHER, load_plays
 from sottovoce.problems.data.word_models import SmallTransformer, WordAverage, initialise_words
 from sottovoce.problems.gradients.clipped import refuse_interacting_samples
-from sottovoce.studies.baselines import BaselineSettings, baselines_study, bigram
+from sottovoce.studies.baselines import (
+    BaselineSettings,
+    baselines_study,
+    bigram,
+    softmax_regression,
+)
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -120,6 +125,15 @@ def test_census_agents_reach_the_accuracy_of_logistic_regression():
     assert found[1] == pytest.approx(0.84, abs=0.01)
     assert found[0] > found[1] - 0.02
     assert found[2] == pytest.approx(0.7575)
+
+
+def test_images_are_trained_beside_a_softmax_regression_that_learns():
+    asked = {"data": "subset", "model": "softmax", "stepsize": "0.1/k^0.5", "rounds": 50}
+    found = list(baselines_study(BaselineSettings(**asked, insecure_seed=1)).data["accuracies"])
+    assert found[1] == "softmax regression by scipy"
+    x = torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
+    part = Records(x, x.argmax(1), torch.zeros(300).long(), ("one",))
+    assert softmax_regression(part, part)[1] > 0.98
 
 
 def test_the_bigram_names_the_word_that_follows_most_often():

@@ -104,7 +104,7 @@ def _train(asked: _Options) -> None:
         return
     training.check(asked.agents)
     kept = Ledger(asked.ledger, training.data) if asked.ledger else None
-    account = TrainingAccount(training, asked.adversary, kept)
+    account = TrainingAccount(training, asked.adversary, kept, asked.max_restarts)
     if kept is not None and not account.bounded:
         say("Nothing is proved for this algorithm: the ledger's total becomes unbounded.")
 

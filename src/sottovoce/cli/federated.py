@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sottovoce.cli.federation import FILE, KEY, STATE, described, member_identity, show
+from sottovoce.cli.federation import (
+    FILE,
+    KEY,
+    STATE,
+    described,
+    member_identity,
+    require_consent,
+    show,
+)
 from sottovoce.cli.options import AS_JSON
 from sottovoce.cli.show import answers, print_json, print_rows, print_written, say
-from sottovoce.errors import FederationError
+from sottovoce.errors import FederationError, PrivacyError
 from sottovoce.federation.agreement import Agreement, read_agreement
 from sottovoce.federation.audit_log import verify_log
 from sottovoce.federation.changes import Leave, without
@@ -147,7 +155,7 @@ def status(
         about = {"training": path.name, **folder.status(), "editions": folder.history()}
         if verify:
             try:
-                about["verified"] = verify_log(folder.log)._asdict()
+                about["verified"] = verify_log(folder.log, _noted(about))._asdict()
             except FederationError as error:
                 about["verified"], broken = {"fault": str(error)}, True
         answers_by_training.append(about)
@@ -200,9 +208,10 @@ def drop(
     if name == identity.name:
         raise FederationError(f"{name} is this member itself; use `sottovoce leave`")
     after = without(current, [name], "is dropped")
+    require_consent(yes, as_json)
     if not as_json:
         show(after)
-    if not yes and not as_json:
+    if not yes:
         typer.confirm(f"Go on without {name}?", abort=True, err=True)
     own = Signatures(after, {identity.name: sign_agreement(after, identity)})
     written = folder.propose(after, own)
@@ -224,6 +233,12 @@ def _current(file: Path, key: Path, state: Path | None) -> tuple[StateFolder, Ag
     return folder, current
 
 
+def _noted(status: dict[str, Any]) -> tuple[int, str] | None:
+    """The last line of the log, as the agent's status has it."""
+    log = status.get("log", {})
+    return (log["lines"], log["last"]) if log.get("lines") else None
+
+
 def _neighbours(federation: "Federation") -> list[int]:
     return federation.agreement.graph.neighbours(federation.agent)
 
@@ -243,6 +258,11 @@ def _spent(optimizer: "DecentralizedSGD", delta: float) -> float | None:
         return None
     if algorithm.bound is None or optimizer.batch is None or not done.samples:
         return None
+    if delta * done.samples >= 1:
+        raise PrivacyError(
+            f"δ = {delta:g} is not below 1 over the records of this agent: publishing one of them "
+            "whole would pass as private; agree on a smaller δ"
+        )
     setting = Setting(optimizer.graph, algorithm, optimizer.stepsize)
     shown = (optimizer.batch, optimizer.poisson, optimizer.streams.seeded)
     meter = Meter(setting, "eavesdropper", delta, *shown)
@@ -253,7 +273,9 @@ def _spent(optimizer: "DecentralizedSGD", delta: float) -> float | None:
 
 def _line(status: dict[str, Any]) -> str:
     spent = status.get("epsilon")
-    proved = "nothing is proved" if spent is None else f"ε = {spent:.3g} at δ = {status['delta']:g}"
+    why = f" ({status['unproved']})" if status.get("unproved") else ""
+    none = f"nothing is proved{why}"
+    proved = none if spent is None else f"ε = {spent:.3g} at δ = {status['delta']:g}"
     ends = [word for word in ("finished", "left") if status.get(word)]
     done = ends[0] if ends else "not finished"
     place = f"round {status.get('round')} of {status.get('rounds')}"
@@ -269,7 +291,7 @@ def _show_status(about: dict[str, Any]) -> None:
     ]
     print_rows("Neighbours", ("name", "connected", "sent", "received"), rows)
     for one in about["editions"][1:]:
-        answers.print(f"after round {one['after_round']}: {one['change']}")
+        answers.print(f"after round {one['after_round']}: {one['change']}", markup=False)
     log = about.get("log", {})
     answers.print(f"log: {log.get('lines')} lines, last hash {log.get('last')}", soft_wrap=True)
     if verified := about.get("verified"):

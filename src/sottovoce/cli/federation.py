@@ -17,7 +17,7 @@ from sottovoce.federation.agreement import (
     facts_of,
     read_agreement,
 )
-from sottovoce.federation.changes import with_member
+from sottovoce.federation.changes import require_follows, with_member
 from sottovoce.federation.identity import Identity, create_identity, read_card, read_key
 from sottovoce.federation.signatures import (
     Signatures,
@@ -163,14 +163,17 @@ def join(
     own = member_identity(agreement, key)
     folder = StateFolder.beside(key, agreement.training, state)
     current = folder.current() if agreement.edition else None
-    if agreement.edition and current and agreement.previous != current.digest:
-        raise FederationError(
-            f"{file} follows another edition than the one in {folder.folder} (edition "
-            f"{current.edition}, {current.fingerprint})"
-        )
+    if agreement.edition and current:
+        if agreement.previous != current.digest:
+            raise FederationError(
+                f"{file} follows another edition than the one in {folder.folder} (edition "
+                f"{current.edition}, {current.fingerprint})"
+            )
+        require_follows(current, agreement)
+    require_consent(yes, as_json)
     if not as_json:
         show(agreement)
-    if not yes and not as_json:
+    if not yes:
         typer.confirm("Were these fingerprints compared, and do you sign?", abort=True, err=True)
     written = [write_signature(file, agreement, own)]
     known = read_signatures(file, agreement)
@@ -182,6 +185,15 @@ def join(
         return
     print_written(written)
     _say_who_signed(known)
+
+
+def require_consent(yes: bool, as_json: bool) -> None:
+    """Raise where nobody would be asked, and nobody said beforehand that a signature is wanted."""
+    if as_json and not yes:
+        raise FederationError(
+            "with --json nobody is asked, and a signature needs a person's consent: compare the "
+            "fingerprints, then give --yes as well"
+        )
 
 
 def require_trainable(agreement: Agreement) -> None:

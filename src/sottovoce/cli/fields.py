@@ -83,7 +83,11 @@ def _parameters(settings: type, defaults: Mapping[str, Any]) -> Iterator[Paramet
             hint, default = list.__class_getitem__(get_args(hint)[0]), list(default)
         # typer itself makes --x/--no-x of a yes or no that has no name of its own.
         names = () if hint is bool and "option" not in one.metadata else (flag(one),)
-        described = typer.Option(*names, help=one.metadata["help"], min=one.metadata.get("min"))
+        described: Any = typer.Option(
+            *names, help=one.metadata["help"], min=one.metadata.get("min")
+        )
+        if one.metadata.get("argument"):
+            described, default = typer.Argument(help=one.metadata["help"]), Parameter.empty
         hint = Annotated[hint, described]
         yield Parameter(one.name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 

@@ -135,8 +135,7 @@ def _bound(asked: _Observed) -> None:
     """
     adversary = parse_adversary(asked.adversary, links=asked.links)
     if asked.algorithm is not None and asked.samples is not None:
-        repeated = {"repeated": int(adversary.hears_again)}
-        proof = build(ProofSettings, {**vars(asked), **_WHOLE, **repeated})
+        proof = build(ProofSettings, {**vars(asked), **_WHOLE})
         graph = parse_graph(asked.graph, asked.weights)
         _show_guarantee(prove(asked.algorithm, graph, adversary, proof), asked.as_json)
         return

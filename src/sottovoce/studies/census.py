@@ -95,6 +95,22 @@ def census_study(
     return Study("census", title, "", None, findings, data, command, [table])
 
 
+def write_rows(data: Data) -> list[str]:
+    """The table of the page of results in Markdown, from the study's data alone."""
+    headings = ("batch", "records", *_LABELS.values(), "guess: precision, recall")
+    rows = [
+        (
+            row["batch"],
+            row["records"],
+            *("{mean:.1%} ({low:.1%} to {high:.1%})".format(**row[name]) for name in _LABELS),
+            f"{row['blind'][0]:.0%}, {row['blind'][1]:.0%}",
+        )
+        for row in data["rows"]
+    ]
+    table = [headings, ["---"] * len(headings), *rows]
+    return ["| " + " | ".join(map(str, row)) + " |" for row in table]
+
+
 def _attack(settings: CensusSettings, batch: int) -> dict[str, Any]:
     """Everything about one batch size."""
     problem, inputs = census().problem("linear", settings.network().agents, batch)
@@ -115,7 +131,8 @@ def _attack(settings: CensusSettings, batch: int) -> dict[str, Any]:
     support, truth = Support(), Support().truth(records, inputs)
     present = support.read(problem.model, zeros, inputs, False)
     each = [score_support(a[None], b[None]) for a, b in zip(present, truth, strict=True)]
-    guess = score_support(likeliest_support(census().public()[0], inputs).expand_as(truth), truth)
+    likeliest, _ = likeliest_support(census().public()[0], inputs)
+    guess = score_support(likeliest.expand_as(truth), truth)
     first = _first(problem, inputs, exact, records, labels, settings.candidates)
     return {
         "batch": batch,

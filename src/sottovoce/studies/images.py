@@ -49,6 +49,11 @@ class Images:
         """
         if self.data in WORKLOADS:
             return WORKLOADS[self.data]().problem(self.model, agents, batch)
+        if sets.OLD_NAMES.get(self.data, self.data) not in (known := ("subset", *sets.SOURCES)):
+            accepted = ", ".join((*known, *WORKLOADS))
+            raise ProblemError(f"data {self.data!r} are not known; accepted: {accepted}")
+        if self.device.startswith("cuda") and not torch.cuda.is_available():
+            raise ProblemError(f"device {self.device!r} is not here; accepted: cpu")
         training = Training(model=self.model, data=self.data, device=self.device, batch=batch)
         kind, _, gain = self.start.partition(":")
         if kind not in ("trainable", "glorot") or (

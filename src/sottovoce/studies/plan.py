@@ -19,6 +19,7 @@ from sottovoce.errors import PrivacyError
 from sottovoce.graphs import Graph
 from sottovoce.mechanisms import Clip, Clock, Flow, Mechanism, Shares
 from sottovoce.mechanisms.reference import make_messages, take_step
+from sottovoce.privacy.adversaries import LINKS
 from sottovoce.privacy.guarantee import ProofSettings
 from sottovoce.privacy.ledger import Entry, Ledger
 from sottovoce.privacy.planning import FAMILIES, Plan, Target, meet
@@ -53,6 +54,10 @@ class PlanSettings(OnGraph):
     algorithm: str = option("dp-pdsgd", "dp-pdsgd, decor or ldp-dsgd.")
     adversary: str = option(
         "eavesdropper", "eavesdropper, agents:1,3, or any:1 for whichever one agent is curious."
+    )
+    links: str = option(
+        "plain",
+        f"What protects messages on their way: {', '.join(LINKS)}; ε counts what it hides as seen.",
     )
     shares: str | None = option(None, "keep, weights, uniform, ...; chosen unless given.")
     clip: float = option(1.0, "The most that one record's gradient may be.")
@@ -93,6 +98,7 @@ class PlanSettings(OnGraph):
             adversary=self.adversary,
             shares=shares,
             clip=self.clip,
+            links=self.links,
         )
 
     def steps(self) -> str:
@@ -163,6 +169,11 @@ def _findings(chosen: Plan, found: Data) -> list[str]:
         f"An agent sends {found['bytes_a_round'] / 1e6:.3g} MB a round and spends "
         f"{1e3 * found['seconds_a_round']:.3g} ms on noise and shares.",
     ]
+    if chosen.target.links == "encrypted":
+        said.append(
+            "That command runs all agents here, over plain links; members of an agreement "
+            "train over encrypted ones (`sottovoce train --federation`)."
+        )
     if FAMILIES[chosen.target.algorithm].edge and not chosen.division.edge:
         said.append(
             "Edge noise does not help against this adversary: all neighbours of some agent are its "
@@ -183,10 +194,11 @@ def _train_command(chosen: Plan, stepsize: str) -> str:
     training, graph = target.training, target.graph
     weights = "" if graph.weights == "metropolis" else f" --weights {graph.weights}"
     whom = f" --adversary {target.adversary}" if target.adversary.startswith("agents:") else ""
+    links = " --links masked" if target.links == "masked" else ""
     return (
         f"sottovoce train --graph {graph.name}{weights} --algorithm {chosen.mechanism} "
         f"--batch-size {training.batch} --rounds {training.rounds} --epochs 1 --stepsize "
-        f"{stepsize} --delta {training.delta:g}{whom} --ledger ledger.json"
+        f"{stepsize} --delta {training.delta:g}{whom}{links} --ledger ledger.json"
     )
 
 

@@ -63,7 +63,7 @@ def published_study(
 def write_page(data: Data, command: str) -> str:
     """The page of results in Markdown, from the study's data alone."""
     lines = [
-        "# Results: claims of other papers",
+        "# Claims of other papers",
         "",
         "Five papers on privacy in decentralized learning, one claim each, under one "
         "accountant and one auditor. The sizes are small, so that minutes on a CPU are enough; "

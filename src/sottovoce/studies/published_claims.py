@@ -219,7 +219,7 @@ def fading_coupling() -> Tested:
 
 
 def _laplace(lengths: Sequence[int], differing: int) -> list[float]:
-    """ε after so many rounds where gradients differ by at most 1 in the first `differing` rounds.
+    """ε after each number of rounds; gradients differ by at most 1 in the first `differing` rounds.
 
     Given all that was sent, an agent's own state alone differs: by Δ_k, which the Laplace noise of
     scale k^0.39 hides to Δ_k / k^0.39.

@@ -1,7 +1,8 @@
 """Settings of studies: a dataclass whose fields are the options of the command that runs it.
 
 A field's `metadata` may hold `help`, `option` (its name on the command line where that is not the
-field's own, such as `--batch-size`) and `min`. A field that is a dataclass itself brings its own.
+field's own, such as `--batch-size`), `min`, and `argument` where the value stands without a name. A
+field that is a dataclass itself brings its own.
 """
 
 import shlex
@@ -64,6 +65,8 @@ def _words(settings: Any) -> Iterator[str]:
         value = getattr(settings, one.name)
         if is_dataclass(value):
             yield from _words(value)
+        elif one.metadata.get("argument"):
+            yield shlex.quote(str(value))
         elif isinstance(value, bool):
             if value:
                 yield flag(one)

@@ -49,6 +49,10 @@ class Workload:
         )
         return problem, self.form
 
+    def held(self, agents: int, agent: int) -> tuple[Tensor, Tensor]:
+        """The records of one of several agents, and their labels."""
+        return self.training.at(by_owner(self.training, agents).indices[agent])
+
     def public(self) -> tuple[Tensor, Tensor]:
         """Records of the same kind that no agent has, and their labels."""
         return self.validation.inputs, self.validation.labels

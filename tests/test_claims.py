@@ -1,0 +1,287 @@
+"""The table of claims: the words follow from the numbers, and the page says what its data say."""
+
+import copy
+import json
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import torch
+
+from sottovoce.errors import SottovoceError
+from sottovoce.graphs import parse_graph
+from sottovoce.mechanisms import ALGORITHMS, CLAIMS, Clock, Flow, check, parse_algorithm
+from sottovoce.mechanisms.reference import by_messages, exchange, take_step
+from sottovoce.privacy.guarantee import ProofSettings, prove
+from sottovoce.randomness import private_streams
+from sottovoce.stepsizes import parse_stepsize
+from sottovoce.storage.execution import Execution
+from sottovoce.studies.claims import (
+    DATA,
+    REFERENCE,
+    WHO,
+    ClaimsSettings,
+    claims_study,
+    judge,
+    judge_mechanism,
+)
+from sottovoce.studies.claims.lines import Setup, chosen
+from sottovoce.studies.claims.rest_known import for_one_record, with_rest_known
+from sottovoce.studies.claims.table import claims_tables, findings, write_page
+from sottovoce.studies.claims.words import MEANINGS, strict_rate
+from sottovoce.studies.study import Study
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+NOTHING_PROVED = {"epsilon": None, "permitted_auc": None, "sense": "", "standing": "refused"}
+PROVED = {"epsilon": 3.0, "permitted_auc": 0.95, "sense": "for one record", "standing": "proved"}
+
+
+def row(**given):
+    """A cell in which an attack was run and got nothing."""
+    identification = {
+        "first": 0,
+        "targets": 12,
+        "candidates": 500,
+        "chance": 0.002,
+        "permitted": None,
+        "strict": 0.0,
+        "by": "chain + matched filter",
+    }
+    membership = {
+        "auc": 0.5,
+        "targets": 12,
+        "strict": 0.3,
+        "permitted_auc": None,
+        "by": "chain + matched filter",
+    }
+    trained = {
+        "auc": 0.5,
+        "interval": [0.48, 0.52],
+        "permitted_auc": None,
+        "controls_passed": True,
+    }
+    found = {
+        "proved": NOTHING_PROVED,
+        "claim": {"hides": ["identification", "reconstruction"], "of_record": True},
+        "covered": True,
+        "from_below": None,
+        "identification": identification,
+        "membership": membership,
+        "training_membership": trained,
+        "reconstruction": None,
+        "support": None,
+        "refused": "",
+    }
+    found = copy.deepcopy(found)
+    for name, value in given.items():
+        found[name] = {**found[name], **value} if isinstance(found[name], dict) else value
+    return found
+
+
+def test_a_cell_without_promise_and_proof_is_not_claimed():
+    assert judge(row(covered=False))[0] == "not claimed"
+    broad = row(covered=False, identification={"first": 12, "strict": 0.5})
+    assert judge(broad)[0] == "not claimed"
+
+
+def test_a_promise_is_broken_by_what_it_says_cannot_be_done_and_by_nothing_else():
+    assert judge(row())[0] == "not broken here"
+    word, why = judge(row(identification={"first": 12, "strict": 0.5}))
+    assert (word, "12 of 12 records first among 500" in why) == ("broken", True)
+    told = {"auc": 1.0, "strict": 0.4}
+    assert judge(row(membership=told))[0] == "not broken here"
+    assert judge(row(membership=told, claim={"hides": ["membership"]}))[0] == "broken"
+    lucky = row(membership={"auc": 0.75}, claim={"hides": ["membership"]})
+    assert judge(lucky)[0] == "not broken here"
+    trained = {"auc": 0.7, "interval": [0.69, 0.71]}
+    assert judge(row(training_membership=trained, claim={"hides": ["membership"]}))[0] == "broken"
+    doubtful = {**trained, "controls_passed": False}
+    hidden = row(training_membership=doubtful, claim={"hides": ["membership"]})
+    assert judge(hidden)[0] == "not broken here"
+
+
+def test_a_single_lucky_hit_breaks_nothing():
+    for hits, word in ((1, "not broken here"), (2, "not broken here"), (5, "broken")):
+        found = strict_rate([1.0] * hits + [0.0] * (12 - hits), range(12), 2)
+        assert judge(row(identification={"first": hits, "strict": found}))[0] == word
+
+
+def test_a_proof_is_judged_by_what_it_permits():
+    assert judge(row(proved=PROVED))[0] == "proved"
+    within = row(proved=PROVED, identification={"strict": 0.03, "permitted": 0.04})
+    assert judge(within)[0] == "proved"
+    above = row(proved=PROVED, identification={"strict": 0.05, "permitted": 0.04})
+    assert judge(above)[0] == "broken"
+    below = {"of": "training", "epsilon": 3.5, "exceeds": True}
+    word, why = judge(row(proved=PROVED) | {"from_below": below})
+    assert (word, "ε from below is 3.5" in why) == ("broken", True)
+
+
+def test_a_proof_that_permits_nearly_everything_counts_as_none():
+    vacuous = {**PROVED, "epsilon": 12.0, "permitted_auc": 0.9999}
+    assert judge(row(proved=vacuous, covered=False))[0] == "not claimed"
+    word, why = judge(row(proved=vacuous, claim={"hides": []}))
+    assert word == "not broken here"
+    assert "permits nearly everything" in why
+
+
+def test_a_promise_about_something_else_than_a_record_is_not_judged_by_records():
+    word, why = judge(row(claim={"of_record": False}, identification={"strict": 0.9}))
+    assert (word, why) == ("not claimed", "its promise is not about one record")
+
+
+def test_where_no_attack_applies_the_reason_says_so():
+    none = row(refused="needs messages") | {"identification": None, "membership": None}
+    word, why = judge(none)
+    assert word == "not broken here"
+    assert "no attack of the suite applies: needs messages" in why
+
+
+def test_not_broken_is_never_called_safe():
+    assert "no safety" in MEANINGS["not broken here"].replace("\n", " ")
+
+
+def test_every_named_mechanism_has_its_claim_in_one_place():
+    for name, make in ALGORITHMS.items():
+        assert make().claim is CLAIMS[name]
+    assert parse_algorithm("clip:1.0+pdsgd").claim is CLAIMS["pdsgd"]
+    assert CLAIMS["zip-dl"].covers("neighbour")
+    assert CLAIMS["zip-dl"].covers("sums")
+    assert not CLAIMS["zip-dl"].covers("eavesdropper")
+
+
+@pytest.mark.parametrize("name", ["noisy-dsgd:0.3", "decor:0.2:0.3:1.0:weights", "zero-sum:0.2"])
+def test_one_record_faces_the_noise_of_the_whole_batch_when_the_rest_is_known(name):
+    """Steps of the full batch less the others' terms are those of the chain with the rest known."""
+    chain, batch, graph = parse_algorithm(name), 8, parse_graph("ring:5")
+    alone = with_rest_known(chain, batch)
+    check(alone, graph)
+    gradients = torch.randn(
+        2, 5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
+
+    def after(mechanism, gradient, stepsize):
+        streams = private_streams(2, 5, insecure_seed=3)
+        x = torch.zeros_like(gradients)
+        flow = Flow(x, gradient.clone(), graph.routes(), streams, stepsize, Clock(1))
+        take_step(mechanism, flow)
+        return exchange(mechanism, flow, by_messages(mechanism))
+
+    stepsize = parse_stepsize("0.5/k")
+    whole = after(chain, gradients / batch, stepsize)
+    one = after(alone, gradients, for_one_record(stepsize, batch))
+    assert torch.allclose(whole, one, atol=1e-12)
+    training = {"rounds": 20, "samples": 100, "delta": 1e-4, "stepsize": "0.5/k"}
+    if chain.bound is not None:
+        multipliers = [
+            prove(one, graph, settings=ProofSettings(batch=size, **training)).agents[0].multiplier
+            for one, size in ((chain, batch), (alone, 1))
+        ]
+        assert multipliers[0] == pytest.approx(multipliers[1], rel=1e-9)
+
+
+def test_noise_is_planned_for_the_asked_epsilon():
+    setup = Setup("census", ClaimsSettings(rounds=20))
+    (line,) = chosen(["muffliato"])
+    proved = prove(line.mechanism(setup), setup.graph, settings=setup.proof(line.stepsize(setup)))
+    assert 2.9 < proved.epsilon <= 3.0
+
+
+def test_every_line_and_adversary_that_the_table_promises_is_there():
+    assert {line.claim.says for line in REFERENCE} >= {
+        CLAIMS[name].says for name in ("decor", "zip-dl")
+    }
+    assert len(REFERENCE) == 12
+    links = {name: one.links for name, one in ClaimsSettings().adversaries().items()}
+    assert list(links) == list(WHO)
+    assert links["sums"] == "masked"
+    masked = ClaimsSettings().adversaries("masked")
+    assert {one.links for one in masked.values()} == {"masked"}
+
+
+def test_wrong_choices_are_refused():
+    with pytest.raises(SottovoceError, match="accepted: census, text, images"):
+        ClaimsSettings(workload=("poetry",))
+    with pytest.raises(SottovoceError, match="accepted: 1/1"):
+        ClaimsSettings(part="3/2")
+    with pytest.raises(SottovoceError, match="agent 0 of path:4 has 1 neighbour"):
+        ClaimsSettings(graph="path:4").adversaries()
+    with pytest.raises(SottovoceError, match="twice"):
+        chosen(["dsgd", "dsgd"])
+
+
+def tiny(asked, monkeypatch):
+    """The same settings, so small that a line takes seconds."""
+    small = replace(
+        asked.sizes, shadows=8, records=10, candidates=50, runs=1, batch=4, iterations=5, refined=0
+    )
+    monkeypatch.setattr(ClaimsSettings, "sizes", small)
+    return asked
+
+
+def test_rounds_of_several_exchanges_are_attacked_too(monkeypatch):
+    asked = ClaimsSettings(
+        workload=("census",),
+        adversary=("eavesdropper", "restart"),
+        rounds=8,
+        targets=4,
+        pairs=20,
+        insecure_seed=1,
+    )
+    line = replace(chosen(["muffliato"])[0], algorithm="muffliato:0.0:3:0.1:1.0")
+    open_rows, restarted = judge_mechanism(line, tiny(asked, monkeypatch))
+    assert open_rows["identification"]["by"].startswith("smoothing")
+    assert open_rows["identification"]["first"] == 4
+    assert restarted["word"] == "not claimed"
+
+
+def test_parts_side_by_side_make_the_table_of_one(tmp_path, monkeypatch):
+    sizes = {"rounds": 6, "targets": 4, "pairs": 20, "insecure_seed": 1}
+    asked = ClaimsSettings(
+        mechanism=("dsgd", "ldp-dsgd"), workload=("census",), adversary=("eavesdropper",), **sizes
+    )
+    asked = tiny(asked, monkeypatch)
+    quiet = Execution(tmp_path, say=lambda line: None)
+    half = claims_study(replace(asked, part="2/2"), quiet)
+    assert half.command.endswith("--part 1/1")
+    assert [one["mechanism"] for one in half.data["rows"]] == ["ldp-dsgd"]
+    with pytest.raises(SottovoceError, match="part 3/3 of 2 lines is empty"):
+        claims_study(replace(asked, part="3/3"), quiet)
+    claims_study(replace(asked, part="1/2"), quiet)
+    kept = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("claims-*")}
+    both = claims_study(asked, quiet)
+    assert [one["word"] for one in both.data["rows"]] == ["not claimed", "proved"]
+    rows = judge_mechanism(chosen(["dsgd"])[0], replace(asked, mechanism=("dsgd",)), quiet)
+    assert rows[0]["accuracy"] == both.data["rows"][0]["accuracy"]
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("claims-*")} == kept
+    again = Study.from_json(both.to_json())
+    assert [table.rows for table in claims_tables(again.data)] == [
+        list(table.rows) for table in both.tables
+    ]
+    assert findings(again.data) == list(both.findings)
+    assert "not claimed" in write_page(again.data, again.command)
+
+
+@pytest.mark.parametrize("name", ["claims"])
+def test_the_page_says_what_its_data_say(name):
+    study = Study.load(DOCS / "figures" / f"{name}.json")
+    page = (DOCS / "results" / f"{name}.md").read_text("utf-8")
+    assert page == write_page(study.data, study.command, name)
+    rows = study.data["rows"]
+    assert {(one["mechanism"], one["workload"]) for one in rows} == {
+        (line.name, data) for line in REFERENCE for data in DATA
+    }
+    assert len(rows) == len(WHO) * len(REFERENCE) * len(DATA)
+    for one in rows:
+        assert judge(one) == (one["word"], one["why"])
+        assert one["command"].startswith("sottovoce claims --graph ring:5")
+
+
+def test_the_rows_that_come_with_the_package_are_those_of_the_page():
+    study = Study.load(DOCS / "figures" / "claims.json")
+    place = files("sottovoce.studies.claims") / "reference.json"
+    kept = json.loads(place.read_text("utf-8"))
+    assert kept["rows"] == study.data["rows"]
+    assert (kept["sizes"], kept["command"]) == (study.data["sizes"], study.command)
