@@ -151,6 +151,10 @@ const report = () => {
     menus: document.querySelectorAll(".vega-actions a").length,
     images: [...document.images].map((one) => [one.alt, one.complete && one.naturalWidth > 0]),
     tooltips,
+    tables: [...document.querySelectorAll(".scroll")].map((one) => [
+      one.scrollWidth > one.clientWidth + 1,
+      getComputedStyle(one.querySelector("caption span"), "::after").content.includes("scroll"),
+    ]),
     width: document.documentElement.scrollWidth,
     room: document.documentElement.clientWidth,
   };

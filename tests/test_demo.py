@@ -35,7 +35,7 @@ CLI = [sys.executable, "-c", "from sottovoce.cli import main; main()"]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     said: list[str] = []
     study = demo_study(TINY, Execution(say=said.append))
-    assert len(said) == 6
+    assert len(said) == 7
     place = tmp_path_factory.mktemp("Grüße von der demo")
     write_demo(study, place)
     return place
@@ -94,6 +94,16 @@ def test_the_training_with_a_proof_says_its_epsilon_and_what_it_permits(data: An
     assert permitted["median_rank"] < ranked["others"] / 2
 
 
+def test_private_sentences_are_overheard_and_shown(page: Element, data: Any) -> None:
+    words = data["words"]
+    assert words["places"] == 9 * TINY.agents
+    assert words["guessed"] < words["places"] / 4
+    assert words["whole"] >= 4
+    assert words["whole"] == sum(a == b for a, b in zip(words["said"], words["heard"], strict=True))
+    text = page.all("body")[0].text()
+    assert all(line in text for line in words["said"])
+
+
 def test_charts_show_the_curves_of_the_data(page: Element, data: Any) -> None:
     specs = [json.loads(script.text()) for script in page.all("script") if script.attributes]
     rows = [row for rows in specs[0]["datasets"].values() for row in rows]
@@ -117,7 +127,17 @@ def test_every_agent_is_shown_in_both_rounds_with_every_image_described(
 
 def test_the_sections_come_in_the_order_of_the_story(page: Element) -> None:
     names = [section.attributes["id"] for section in page.all("section")]
-    story = ["learning", "links", "recovered", "proof", "bound", "numbers", "limits", "own"]
+    story = [
+        "learning",
+        "links",
+        "recovered",
+        "words",
+        "proof",
+        "bound",
+        "numbers",
+        "limits",
+        "own",
+    ]
     assert names == story
 
 
@@ -187,7 +207,6 @@ def test_a_folder_that_cannot_be_is_said_before_anything_is_trained(tmp_path: Pa
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
 def test_the_example_for_other_models_runs_as_shown_but_for_its_sizes(
     page: Element, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,4 +223,4 @@ def test_the_example_for_other_models_runs_as_shown_but_for_its_sizes(
         "shape": (1, 4, 4),
     }
     exec(text, names)
-    assert "eavesdropper on pdsgd" in capsys.readouterr().out
+    assert "An eavesdropper, who saw every message of pdsgd" in capsys.readouterr().out

@@ -333,7 +333,8 @@ def test_one_agent_alone_descends(alone: object, tmp_path: Path) -> None:
     assert found is not None
     assert found.round == other.round == 40
     assert torch.equal(again.detach(), point.detach())
-    assert other.resume(tmp_path / "empty") is None
+    third = sd.DecentralizedSGD([nn.Parameter(torch.zeros_like(point))], PDSGD(), complete(1))
+    assert third.resume(tmp_path / "empty") is None
 
 
 def test_what_an_optimizer_cannot_take_is_refused(alone: object, tmp_path: Path) -> None:

@@ -11,10 +11,14 @@ from sottovoce.graphs import complete, ring, star
 from sottovoce.mechanisms import (
     DECOR,
     LDPDSGD,
+    Clip,
     Clock,
     EdgeNoise,
     Flow,
+    GradientNoise,
+    Mechanism,
     PrivatePDSGD,
+    Shares,
     StepNoise,
     check,
     shares_edges,
@@ -82,6 +86,15 @@ def test_noise_is_added_in_float64_and_rounded_once() -> None:
     StepNoise(0.3)(flow)
     assert torch.equal(flow.s, (steps.double() + drawn).float())
     assert not torch.equal(flow.s, steps + drawn.float())
+
+
+def test_noise_on_the_gradient_is_fit_for_a_proof_where_samples_are_bounded() -> None:
+    for parts, single in ((), True), ((Clip(),), False):
+        flow = flow_of(ring(5), 2000, dtype=torch.float32)
+        take_step(Mechanism("noisy", (*parts, GradientNoise(0.3), Shares("keep"))), flow)
+        drawn = flow.streams.normal("noise", 1, 2000, torch.float32).mul_(0.3)
+        exact = flow.streams.exact_normal("noise", 1, 2000).mul_(0.3).float()
+        torch.testing.assert_close(flow.s, 0.5 * (drawn if single else exact))
 
 
 @pytest.mark.parametrize("graph", [ring(5), star(5), complete(5)], ids=lambda graph: graph.name)

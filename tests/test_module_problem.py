@@ -102,18 +102,18 @@ def test_every_method_gives_the_gradient_of_autograd(make, shape, classes):
         torch.testing.assert_close(outputs[2], model(inputs[2]).detach(), rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("options", [{"method": "fused"}, {"precision": "bfloat16"}])
-def test_a_module_that_is_no_stack_is_refused_by_the_fused_path(options):
-    with pytest.raises(ProblemError, match="use 'loop' or 'vmap'"):
-        ReplicaGradients(Branching(), cross_entropy, Compute(**options), device=CPU, shape=(4,))
+def test_a_module_that_is_no_stack_is_refused_by_the_fused_path():
+    with pytest.raises(ProblemError, match="use 'loop', 'vmap' or 'compiled'"):
+        ReplicaGradients(Branching(), cross_entropy, Compute("fused"), device=CPU, shape=(4,))
 
 
-def test_reduced_precision_is_refused_where_it_would_not_be_used():
-    compute = Compute("vmap", "bfloat16")
-    with pytest.raises(ProblemError, match="'vmap' are not computed in bfloat16"):
-        ReplicaGradients(paper_cnn(), cross_entropy, compute, device=CPU, shape=(1, 28, 28))
+def test_unknown_methods_and_precisions_are_refused():
     with pytest.raises(ProblemError, match="precision 'float16' is not known"):
         ModuleProblem(dense(), cross_entropy, blobs(), compute=Compute(precision="float16"))
+    with pytest.raises(ProblemError, match="by 'quickly' are not known"):
+        ModuleProblem(dense(), cross_entropy, blobs(), compute=Compute("quickly"))
+    with pytest.raises(ProblemError, match="need a CUDA device"):
+        ModuleProblem(dense(), cross_entropy, blobs(), compute=Compute("vmap+graph"))
 
 
 def test_fewer_replicas_share_a_computation_where_memory_is_short(monkeypatch):

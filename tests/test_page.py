@@ -81,6 +81,12 @@ def test_nothing_scrolls_sideways(view: Any) -> None:
     assert view["width"] <= view["room"]
 
 
+def test_tables_say_that_they_scroll(view: Any) -> None:
+    assert [wide for wide, _ in view["tables"]] == [says for _, says in view["tables"]]
+    if view["asked"] < 600:
+        assert any(wide for wide, _ in view["tables"])
+
+
 def test_the_probe_sees_what_is_wrong(tmp_path: Path) -> None:
     bad = tmp_path / "bad.html"
     figure = '<figure class="chart"><img class="still" src="http://localhost:9/x.png"></figure>'

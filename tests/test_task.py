@@ -47,6 +47,9 @@ number = 3
 """
 
 
+BOUNDED = "ldp-dsgd:0.1"
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> str:
     (tmp_path / "beside.py").write_text("LEVELS = 2\n")
@@ -91,6 +94,16 @@ def test_a_loss_of_one_s_own_has_no_accuracy(file: str) -> None:
         task.model[0].weight.zero_()  # type: ignore[operator, union-attr, index]
         task.model[0].bias.fill_(3.0)  # type: ignore[operator, union-attr, index]
     assert task.scores() == {"loss": pytest.approx(9.0)}
+
+
+def test_samples_that_are_trained_on_are_no_validation_where_they_are_bounded(file: str) -> None:
+    for name in ("halves", "unscored"):
+        training = Training(model=f"{file}:Net", data=f"{file}:{name}", algorithm=BOUNDED)
+        if name == "halves":
+            with pytest.raises(DataError, match="the same samples to train on and to validate"):
+                task_for(training, 0, 5, CPU)
+        else:
+            assert task_for(training, 0, 5, CPU).scores() == {}
 
 
 def test_samples_that_are_trained_on_are_never_scored(file: str) -> None:

@@ -21,6 +21,7 @@ from sottovoce.mechanisms import DSGD as DSGD
 from sottovoce.mechanisms import LDPDSGD as LDPDSGD
 from sottovoce.mechanisms import PDSGD as PDSGD
 from sottovoce.mechanisms import Bound as Bound
+from sottovoce.mechanisms import Claim as Claim
 from sottovoce.mechanisms import Clip as Clip
 from sottovoce.mechanisms import EdgeNoise as EdgeNoise
 from sottovoce.mechanisms import Flow as Flow

@@ -107,6 +107,16 @@
     });
   }
 
+  // A table says that it scrolls where a part of it is out of sight.
+  const tellWide = () => {
+    for (const box of document.querySelectorAll(".scroll")) {
+      box.toggleAttribute("data-wide", box.scrollWidth > box.clientWidth + 1);
+    }
+  };
+  tellWide();
+  addEventListener("resize", tellWide);
+  addEventListener("toggle", tellWide, true);
+
   for (const figure of document.querySelectorAll("figure.chart")) {
     draw(figure).catch((error) => {
       // The still picture says the same, so a chart that cannot be drawn leaves it in place.

@@ -22,7 +22,7 @@ _ICON = (
 
 
 def assemble(title: str, lead: Html, sections: Sequence[Section], footer: Html = "") -> str:
-    """Put sections under a title; the scripts are included where there is a chart to draw."""
+    """Put sections under a title; the library of charts is included where there is one to draw."""
     entries = "".join(
         f'<li><a href="#{escape(one.anchor)}">{escape(one.title)}</a></li>' for one in sections
     )
@@ -33,7 +33,7 @@ def assemble(title: str, lead: Html, sections: Sequence[Section], footer: Html =
     )
     contents = f'<nav aria-label="Contents"><ol>{entries}</ol></nav>' if len(sections) > 1 else ""
     drawn = any('<figure class="chart">' in one.body for one in sections)
-    script = f"<script>{_library()}</script><script>{resource('page.js')}</script>"
+    library = f"<script>{_library()}</script>" if drawn else ""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
@@ -46,7 +46,7 @@ def assemble(title: str, lead: Html, sections: Sequence[Section], footer: Html =
         f'<main id="content">{body}</main>\n'
         f"<footer>{footer}<p>Made by sottovoce {escape(package_version())}. This file is whole: it "
         "asks no other host for anything.</p></footer>\n"
-        f"{script if drawn else ''}\n</body>\n</html>\n"
+        f"{library}<script>{resource('page.js')}</script>\n</body>\n</html>\n"
     )
 
 

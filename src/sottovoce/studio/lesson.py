@@ -1,8 +1,8 @@
 """One training that a visitor asked for: it runs in a thread, is watched, stopped, listened to."""
 
-import math
 import threading
 from collections.abc import Mapping
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -11,16 +11,21 @@ from torch import Tensor
 from sottovoce.errors import SottovoceError
 from sottovoce.graphs import Graph, parse_graph
 from sottovoce.mechanisms import Mechanism, parse_algorithm
+from sottovoce.privacy.adversaries import CuriousAgents, Eavesdropper
+from sottovoce.privacy.auditor.measures import NOTHING_PROVED, Permitted
+from sottovoce.privacy.auditor.public import permitted
 from sottovoce.privacy.guarantee import ProofSettings
 from sottovoce.privacy.lower_bound import CanarySettings, epsilon_from_below
 from sottovoce.privacy.planning import Target, meet
 from sottovoce.problems import ModuleProblem
+from sottovoce.problems.sampling import Sampling
 from sottovoce.randomness import private_streams
 from sottovoce.simulation.options import Options
 from sottovoce.simulation.runner import simulate
-from sottovoce.simulation.transcript import Recording
+from sottovoce.simulation.transcript import Recording, Setting
 from sottovoce.studio.listening import Listener, Scene, listen
-from sottovoce.studio.private_data import Material, material
+from sottovoce.studio.private_data import material
+from sottovoce.studio.telling import command, sentence
 from sottovoce.studio.wishes import AFTER, BEFORE, MOST_AGENTS, Wish, WishError
 
 _POINTS = 30
@@ -39,7 +44,7 @@ class Lesson:
         self.wish, self.graph = wish, _graph(wish.graph)
         self.state, self.problem_text = "training", ""
         self.accuracy: list[tuple[int, list[float]]] = []
-        self.facts: dict[str, Any] = {"epsilon": None, "epsilon_lower": None}
+        self.facts: dict[str, Any] = {"epsilon": None, "epsilon_lower": None, "commonest": None}
         self.heard: list[dict[str, Any]] = []
         self._scene: Scene | None = None
         self._stop = threading.Event()
@@ -56,9 +61,14 @@ class Lesson:
         if self._thread.is_alive():
             self._thread.join(30)
 
-    def wait(self) -> None:
-        """Return when the training and what follows from it are over."""
-        self._thread.join()
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait at most `seconds` for the training and what follows; say whether both are over."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def require(self, said: Any) -> None:
+        """Raise unless this listener can sit in the graph."""
+        _listener(said, self.graph)
 
     def listen(self, said: Any) -> dict[str, Any]:
         """What the listener that a page describes gets; kept for an export."""
@@ -67,14 +77,15 @@ class Lesson:
         listener, target = _listener(said, self.graph)
         with self._listening:
             found = {**listen(self._scene, listener, target), "asked": said}
-        self.heard = [one for one in self.heard if one["asked"] != said] + [found]
+            found |= {"said": sentence(found), "command": command(self.wish, said)}
+            self.heard = [one for one in self.heard if one["asked"] != said] + [found]
         return found
 
     def to_json(self) -> dict[str, Any]:
         """Everything that the page shows of it."""
         return {
             "wish": self.wish.to_json(),
-            "command": self.wish.command,
+            "command": command(self.wish),
             "links": [list(link) for link in self.graph.links],
             "agents": self.graph.agents,
             "attacked": self.wish.attacked,
@@ -85,6 +96,8 @@ class Lesson:
         }
 
     def _run(self) -> None:
+        # One thread leaves a core to the page, and adds in the same order on every machine.
+        torch.set_num_threads(1)
         try:
             self._train()
             self.state = "done"
@@ -97,6 +110,7 @@ class Lesson:
     def _train(self) -> None:
         wish, graph = self.wish, self.graph
         own = material(wish.data, graph.agents)
+        self.facts["commonest"] = float(own.unseen[1].bincount().max() / len(own.unseen[1]))
         problem = own.problem(wish.batch, wish.epsilon is not None)
         mechanism = self._mechanism(problem)
         heard = range(wish.attacked - BEFORE, wish.attacked + AFTER + 1)
@@ -119,6 +133,7 @@ class Lesson:
         streams = private_streams(1, graph.agents, insecure_seed=wish.seed)
         inputs, labels = problem.samples(streams, wish.attacked)
         present = problem.sampling.draw(streams, wish.attacked).present
+        setting = Setting(graph, mechanism, result.transcript.stepsize)
         self._scene = Scene(
             own,
             result.transcript,
@@ -126,7 +141,7 @@ class Lesson:
             inputs[0],
             labels[0],
             present[0],
-            _permitted(self.facts["epsilon"], own),
+            cache(partial(self._permits, setting, problem.sampling)),
         )
 
     def _mechanism(self, problem: ModuleProblem) -> Mechanism:
@@ -141,6 +156,13 @@ class Lesson:
         )
         self.facts |= {"epsilon": plan.epsilon, "delta": DELTA, "algorithm": str(plan.mechanism)}
         return plan.mechanism
+
+    def _permits(self, setting: Setting, sampling: Sampling, agents: frozenset[int]) -> Permitted:
+        """What is proved against everything overheard and the insides of these agents."""
+        if self.wish.epsilon is None:
+            return NOTHING_PROVED
+        adversary = CuriousAgents(agents) if agents else Eavesdropper()
+        return permitted(setting, adversary, sampling, self.wish.rounds)
 
     def _watch(self, round: int, measured: Mapping[str, Tensor]) -> None:
         self.accuracy.append((round, measured["validation_accuracy"][0].tolist()))
@@ -170,13 +192,6 @@ class Lesson:
         self.facts["epsilon_lower"] = {"epsilon": found.epsilon, "ceiling": ceiling}
 
 
-def _permitted(epsilon: float | None, own: Material) -> float | None:
-    """The most top-1 identification among public records that a proved ε permits."""
-    if epsilon is None:
-        return None
-    return min(1.0, math.exp(epsilon) / len(own.unseen[0]) + DELTA)
-
-
 def _graph(text: str) -> Graph:
     graph = parse_graph(text)
     if graph.agents > MOST_AGENTS or graph.agents < 2:
@@ -199,11 +214,8 @@ def _listener(said: Any, graph: Graph) -> tuple[Listener, int]:
         raise WishError("the listener sits at a link that the graph does not have")
     if not set(agents) <= set(range(graph.agents)):
         raise WishError("the listener sits inside an agent that the graph does not have")
+    if not 0 <= target < graph.agents or target in agents:
+        raise WishError(f"agent {target} is not one that this listener can listen to")
     if protection not in ("plain", "encrypted", "masked"):
         raise WishError(f"links are {protection[:20]!r}; accepted: plain, encrypted, masked")
     return Listener(agents, heard, protection), target
-
-
-def torch_threads() -> None:
-    """Leave a core to the page: a training here uses one thread."""
-    torch.set_num_threads(1)

@@ -1,7 +1,7 @@
 """What a listener at chosen links and agents gets of one agent's records."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +12,13 @@ from sottovoce.errors import AttackError
 from sottovoce.graphs import Graph
 from sottovoce.privacy.adversaries import Adversary, View
 from sottovoce.privacy.attacks import ATTACKS, Estimate
+from sottovoce.privacy.auditor.measures import Permitted
 from sottovoce.privacy.auditor.public import adds_noise, factor_spread
 from sottovoce.privacy.readers.identification import Candidates, identify
 from sottovoce.privacy.readers.layers import linear_layer
 from sottovoce.privacy.readers.support import Support, score_support
 from sottovoce.simulation.transcript import Transcript
 from sottovoce.studio.private_data import Material
-from sottovoce.studio.wishes import WishError
 
 _EXACT_FIRST = ("chain", "least-squares", "elimination", "own-state", "smoothing", "long-range")
 _NOISY_FIRST = ("smoothing", "least-squares", "elimination", "own-state", "long-range")
@@ -74,7 +74,7 @@ class Scene:
 
     round: the attacked one. batches: the private records of that round, (agents, batch, ...), their
     labels, and which of them count. candidates: other records of the same kind, numbered as in
-    the material. permitted: what a proof allows of top-1 identification, None without a proof.
+    the material. permits: what is proved against the agents inside which a listener sits.
     """
 
     material: Material
@@ -83,14 +83,11 @@ class Scene:
     inputs: Tensor
     labels: Tensor
     present: Tensor
-    permitted: float | None
+    permits: Callable[[frozenset[int]], Permitted]
 
 
 def listen(scene: Scene, listener: Listener, target: int) -> dict[str, Any]:
     """What the listener gets of the records that `target` used in the scene's round, as JSON."""
-    graph = scene.transcript.graph
-    if not 0 <= target < graph.agents or target in listener.own:
-        raise WishError(f"agent {target} cannot be listened to by {listener}")
     said: dict[str, Any] = {"listener": str(listener), "target": target, "round": scene.round}
     view = listener.view(scene.transcript)
     estimate, attack = _estimate(view, target, scene.round)
@@ -100,7 +97,8 @@ def listen(scene: Scene, listener: Listener, target: int) -> dict[str, Any]:
         return {**said, "heard": False, "why": attack, "attack": None}
     said["heard"] = True
     said |= _read(scene, view, estimate, truth)
-    said["identification"] = _identified(scene, view, estimate, truth, labels)
+    proved = scene.permits(listener.own)
+    said["identification"] = _identified(scene, view, estimate, truth, labels, proved)
     return said
 
 
@@ -159,7 +157,12 @@ def _read(scene: Scene, view: View, estimate: Estimate, truth: Tensor) -> dict[s
 
 
 def _identified(
-    scene: Scene, view: View, estimate: Estimate, truth: Tensor, labels: Tensor
+    scene: Scene,
+    view: View,
+    estimate: Estimate,
+    truth: Tensor,
+    labels: Tensor,
+    proved: Permitted,
 ) -> dict[str, Any]:
     """The ranks of the batch's records among public ones, and how often one is first."""
     if not len(truth):
@@ -175,6 +178,8 @@ def _identified(
         "median_rank": float(ranks.double().median()),
         "candidates": len(others),
         "chance": 1 / (len(others) + 1),
-        "permitted": scene.permitted,
+        "epsilon": proved.epsilon,
+        "in_batch": proved.in_batch,
+        "permitted": proved.rate(1 / (len(others) + 1)),
         "targets": len(truth),
     }

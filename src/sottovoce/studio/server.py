@@ -20,9 +20,11 @@ from starlette.routing import Route
 
 from sottovoce.errors import SottovoceError
 from sottovoce.studio.export import exported, page
+from sottovoce.studio.telling import command
 from sottovoce.studio.wishes import Wish, WishError, choices
 
 TOKEN = "x-sottovoce-token"
+_ASSETS = ("/studio.js", "/drawing.js", "/studio.css")
 _MOST_BYTES = 10_000
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -58,7 +60,7 @@ class Guard(BaseHTTPMiddleware):
         origin = request.headers.get("origin")
         if origin is not None and origin.removeprefix("http://") not in self.hosts:
             return "This studio answers to its own page alone."
-        if request.url.path in ("/studio.js", "/studio.css"):
+        if request.url.path in _ASSETS:
             return None
         given = request.headers.get(TOKEN) or request.query_params.get("token") or ""
         if not hmac.compare_digest(given.encode(), self.token.encode()):
@@ -77,14 +79,13 @@ class Studio:
 
     def begin(self, wish: Wish) -> tuple[int, Any]:
         # What trains loads torch, which takes longer than the page may wait.
-        from sottovoce.studio.lesson import Lesson, torch_threads
+        from sottovoce.studio.lesson import Lesson
 
         with self._lock:
             if self.lesson is not None and self.lesson.state == "training":
                 raise WishError(
                     "another training is running, perhaps in another tab; stop it, or wait for it"
                 )
-            torch_threads()
             if self.lesson is not None:
                 self.lesson.stop()
             self.lesson = Lesson(wish).start()
@@ -114,6 +115,16 @@ def application(port: int, token: str | None = None) -> Starlette:
     async def offered(request: Request) -> Response:
         return JSONResponse(choices())
 
+    async def told(request: Request) -> Response:
+        said = await _body(request)
+        if not isinstance(said, dict) or not {"wish", "listener"} <= said.keys():
+            raise WishError("the page asked for no command that is understood; load it again")
+        wish = Wish.of(said["wish"])
+        try:
+            return JSONResponse({"command": command(wish, said["listener"])})
+        except (TypeError, KeyError, ValueError):
+            raise WishError("the page sent a listener that is not understood") from None
+
     async def train(request: Request) -> Response:
         wish = Wish.of(await _body(request))
         number, lesson = await _aside(studio.begin, wish)
@@ -132,7 +143,10 @@ def application(port: int, token: str | None = None) -> Starlette:
         return JSONResponse(await _aside(lesson.listen, said))
 
     async def export(request: Request) -> Response:
-        return HTMLResponse(exported(studio.at(request.path_params["number"])))
+        lesson = studio.at(request.path_params["number"])
+        if lesson.state == "training":
+            raise WishError("the training has not ended; wait for it, or stop it")
+        return HTMLResponse(exported(lesson))
 
     async def refused(request: Request, error: Exception) -> Response:
         return JSONResponse({"error": str(error)}, 400)
@@ -141,9 +155,9 @@ def application(port: int, token: str | None = None) -> Starlette:
     app = Starlette(
         routes=[
             Route("/", start),
-            Route("/studio.js", asset),
-            Route("/studio.css", asset),
+            *(Route(path, asset) for path in _ASSETS),
             Route("/api/choices", offered),
+            Route("/api/command", told, methods=["POST"]),
             Route("/api/trainings", train, methods=["POST"]),
             Route(at, look),
             Route(f"{at}/stop", stop, methods=["POST"]),

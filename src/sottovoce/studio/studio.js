@@ -4,10 +4,10 @@
   const $ = (id) => document.getElementById(id);
   const frozen = $("frozen") ? JSON.parse($("frozen").textContent) : null;
   const token = new URLSearchParams(location.search).get("token") || "";
-  const SVG = "http://www.w3.org/2000/svg";
+  const { element, key, numbers, named, circle, pressable, freePlace } = Drawing;
   const chosen = { links: new Set(), inside: new Set(), target: 0, protection: "plain" };
   const drawn = { agents: [], links: new Set(), first: null };
-  let offered = null, lesson = null, number = 0, waiting = null, asked = 0;
+  let offered = null, lesson = null, number = 0, waiting = null, asked = 0, heard = null;
 
   const ask = async (path, body) => {
     const answer = await fetch(path, {
@@ -24,60 +24,21 @@
     return JSON.parse(text);
   };
   const say = (text, bad = false) => { $("said").textContent = text; $("said").classList.toggle("bad", bad); };
-  const element = (name, attributes, parent) => {
-    const made = document.createElementNS(SVG, name);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    parent.append(made);
-    return made;
-  };
-  const key = (i, j) => `${Math.min(i, j)}-${Math.max(i, j)}`;
-  const numbers = (set) => [...set].map((one) => one.split("-").map(Number));
-
   // The graph that the picture shows: of the lesson, of the drawing, or of a name.
-  const named = (text) => {
-    const [kind, rest] = [text.split(":")[0], text.split(":").slice(1).join(":")];
-    const pairs = [], n = parseInt(rest, 10);
-    if (kind === "links") for (const link of rest.split(",")) pairs.push(link.split("-").map(Number));
-    if (kind === "ring") for (let i = 0; i < n; i += 1) pairs.push([i, (i + 1) % n]);
-    if (kind === "path") for (let i = 1; i < n; i += 1) pairs.push([i - 1, i]);
-    if (kind === "star") for (let i = 1; i < n; i += 1) pairs.push([0, i]);
-    if (kind === "complete") for (let i = 0; i < n; i += 1) for (let j = 0; j < i; j += 1) pairs.push([j, i]);
-    if (kind === "grid") {
-      const [rows, columns] = rest.split("x").map(Number);
-      for (let r = 0; r < rows; r += 1) for (let c = 0; c < columns; c += 1) {
-        if (c) pairs.push([r * columns + c - 1, r * columns + c]);
-        if (r) pairs.push([(r - 1) * columns + c, r * columns + c]);
-      }
-    }
-    return { agents: 1 + Math.max(0, ...pairs.flat()), links: pairs };
-  };
   const drawing = () => $("graph").value === "draw";
   const graph = () => {
     if (drawing()) return { agents: drawn.agents.length, links: numbers(drawn.links) };
     if (lesson && lesson.wish.graph === $("graph").value) return lesson;
     return named($("graph").value);
   };
+  const drawAs = ({ agents, links }) => {
+    drawn.agents = [...Array(agents).keys()].map((agent) => circle(agent, agents));
+    drawn.links = new Set(links.map(([i, j]) => key(i, j)));
+    drawn.first = null;
+  };
   const graphText = () => (drawing() ? "links:" + [...drawn.links].sort().join(",") : $("graph").value);
-  const place = (agent, agents) => {
-    if (drawing()) return drawn.agents[agent];
-    const turn = (2 * Math.PI * agent) / agents - Math.PI / 2;
-    return [200 + 140 * Math.cos(turn), 160 + 125 * Math.sin(turn)];
-  };
+  const place = (agent, agents) => (drawing() ? drawn.agents[agent] : circle(agent, agents));
 
-  const pressable = (made, label, pressed, act) => {
-    made.setAttribute("tabindex", "0");
-    made.setAttribute("role", "button");
-    made.setAttribute("aria-label", label);
-    made.setAttribute("aria-pressed", String(pressed));
-    made.addEventListener("click", (event) => { event.stopPropagation(); act(); });
-    made.addEventListener("keydown", (event) => {
-      if (event.key !== "Enter" && event.key !== " ") return;
-      event.preventDefault();
-      act();
-      const again = document.querySelector(`#picture [aria-label="${label}"]`);
-      if (again) again.focus();
-    });
-  };
   const draw = () => {
     const picture = $("picture"), { agents, links } = graph();
     picture.replaceChildren();
@@ -97,9 +58,11 @@
       const group = element("g", { class: kinds.join(" ") }, picture);
       element("circle", { cx: x, cy: y, r: 20 }, group);
       element("text", { x, y }, group).textContent = agent;
+      element("text", { x, y: y + 10, class: "learned", id: `learned-${agent}` }, group);
       pressable(group, `agent ${agent}`, kinds.length > 1, () => touch(agent));
     }
     $("drawing").hidden = !drawing();
+    learned();
   };
   const tap = (i, j) => {
     const one = key(i, j);
@@ -107,14 +70,15 @@
     changed();
   };
   const touch = (agent) => {
-    if (drawing() && (!lesson || lesson.wish.graph !== graphText())) {
+    if (drawing() && $("click").value === "join") {
       if (drawn.first === null) drawn.first = agent;
       else {
         const one = key(drawn.first, agent);
         if (drawn.first !== agent && !drawn.links.delete(one)) drawn.links.add(one);
         drawn.first = null;
       }
-      draw();
+      forget();
+      changed();
       return;
     }
     if ($("click").value === "inside") {
@@ -122,13 +86,26 @@
     } else if (!chosen.inside.has(agent)) chosen.target = agent;
     changed();
   };
-  $("picture").addEventListener("click", (event) => {
-    if (!drawing() || drawn.agents.length >= (offered ? offered.most_agents : 16)) return;
-    const box = $("picture").getBoundingClientRect();
-    drawn.agents.push([((event.clientX - box.x) / box.width) * 400, ((event.clientY - box.y) / box.height) * 320]);
+  const addAgent = (x, y) => {
+    if (!offered || drawn.agents.length >= offered.most_agents) return say(`The studio shows at most ${offered.most_agents} agents.`, true);
+    drawn.agents.push([x, y]);
     draw();
+  };
+  $("picture").addEventListener("click", (event) => {
+    if (!drawing() || $("click").value !== "join") return;
+    const box = $("picture").getBoundingClientRect();
+    addAgent(((event.clientX - box.x) / box.width) * 400, ((event.clientY - box.y) / box.height) * 320);
   });
 
+  const learned = () => {
+    const shown = lesson && lesson.accuracy.length && lesson.wish.graph === graphText();
+    const each = shown ? lesson.accuracy[lesson.accuracy.length - 1][1] : [];
+    for (const text of document.querySelectorAll("#picture .learned")) {
+      const accuracy = each[Number(text.id.split("-")[1])];
+      text.previousSibling.setAttribute("dy", accuracy === undefined ? 0 : -5);
+      text.textContent = accuracy === undefined ? "" : accuracy.toFixed(2).replace(/^0/, "");
+    }
+  };
   const curve = () => {
     const picture = $("curve"), points = lesson ? lesson.accuracy : [];
     picture.replaceChildren();
@@ -144,6 +121,7 @@
       element("path", { d: "M" + steps.join("L") }, picture);
     }
     element("text", { x: 395, y: 148, "text-anchor": "end" }, picture).textContent = `round ${last}`;
+    learned();
   };
   const round3 = (value) => (value === null || value === undefined ? "-" : Number(value.toPrecision(3)).toString());
   const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
@@ -152,10 +130,12 @@
     $("tile-accuracy").textContent = points.length ? mean(points[points.length - 1][1]).toFixed(3) : "-";
     $("tile-epsilon").textContent = lesson ? (lesson.epsilon === null ? "none" : round3(lesson.epsilon)) : "-";
     const lower = lesson && lesson.epsilon_lower;
-    $("tile-lower").textContent = lower ? (lower.epsilon >= lower.ceiling ? "≥ " : "") + round3(lower.epsilon) : "-";
-    $("tile-said").textContent = lower
-      ? `ε from below: what canaries refuted; no more than ${round3(lower.ceiling)} can be refuted with this number of trials. ε counts one record, everything overheard.`
-      : "";
+    const waits = lesson && lesson.state === "done" ? "..." : "-";
+    $("tile-lower").textContent = lower ? (lower.epsilon >= lower.ceiling ? "≥ " : "") + round3(lower.epsilon) : waits;
+    const said = [];
+    if (lesson && lesson.commonest) said.push(`Always the commonest answer: accuracy ${lesson.commonest.toFixed(3)}.`);
+    if (lower) said.push(`ε from below: what canaries refuted, at most ${round3(lower.ceiling)} with this number of trials. ε counts one record, everything overheard and known to the agents inside which you sit.`);
+    $("tile-said").textContent = said.join(" ");
   };
 
   const showRecord = (id, value, truth) => {
@@ -184,49 +164,52 @@
       list.append(item);
     }
   };
-  const sentence = (found) => {
-    const who = `The listener at ${found.listener}`, whose = `agent ${found.target}'s round ${found.round}`;
-    if (!found.heard) return `${who} reads nothing of ${whose}: ${found.why}.`;
-    const rank = found.identification, parts = [];
-    if (found.error !== undefined) {
-      const better = found.error < found.blind_error;
-      parts.push(`the nearest image is off by ${round3(found.error)}, where a blind guess is off by ${round3(found.blind_error)}` + (better ? "" : ", so that nothing was gained"));
-    } else if (found.exact) parts.push("every entry of the private batch is right");
-    else parts.push(`${(100 * found.precision).toFixed(0)} % of what it reads is right, and it reads ${(100 * found.recall).toFixed(0)} % of what is there`);
-    if (rank.top1 !== null) {
-      const times = rank.targets === 1 ? `the record ranks ${rank.median_rank} of ${rank.candidates + 1}` : `${(100 * rank.top1).toFixed(1)} % of ${rank.targets} records rank first among ${rank.candidates + 1}`;
-      parts.push(times + (rank.permitted === null ? ` (chance ${(100 * rank.chance).toFixed(1)} %)` : `; the proof permits ${(100 * rank.permitted).toFixed(1)} %`));
-    }
-    return `${who} reads ${whose} by ${found.attack}: ${parts.join("; ")}.`;
-  };
   const show = (found) => {
+    heard = found;
+    tiles();
     showRecord("truth", found.truth);
     showRecord("found", found.heard ? found.found : null, found.truth);
-    $("verdict").textContent = sentence(found);
-    const rank = found.heard ? found.identification : null;
-    $("tile-top1").textContent = rank && rank.top1 !== null ? `${(100 * rank.top1).toFixed(rank.targets > 1 ? 1 : 0)} %` : "-";
-    $("truth-said").textContent = found.batch > 1 ? `private: ${found.batch} records, one shown or all entries` : "private";
+    $("verdict").textContent = found.said;
+    const rank = found.heard ? found.identification : null, known = rank && rank.top1 !== null;
+    $("tile-top1").textContent = known ? `${(100 * rank.top1).toFixed(rank.targets > 1 ? 1 : 0)}%` : "-";
+    $("tile-permitted").textContent = known && rank.permitted !== null ? `; proof permits ${(100 * rank.permitted).toFixed(1)}%` : "";
+    if (known && rank.epsilon !== null) $("tile-epsilon").textContent = round3(rank.epsilon);
+    const whole = lesson.wish.data === "digits" ? "one of" : "what is in";
+    $("truth-said").textContent = found.batch > 1 ? `private: ${whole} ${found.batch} records` : "private";
     document.body.dataset.error = found.heard && found.error !== undefined ? found.error : "";
     document.body.dataset.blind = found.blind_error === undefined ? "" : found.blind_error;
-    document.body.dataset.top1 = rank && rank.top1 !== null ? rank.top1 : "";
-    document.body.dataset.permitted = rank && rank.permitted !== null ? rank.permitted : "";
+    document.body.dataset.top1 = known ? rank.top1 : "";
+    document.body.dataset.permitted = known && rank.permitted !== null ? rank.permitted : "";
+  };
+  const showNobody = (text) => {
+    heard = null;
+    tiles();
+    showRecord("truth", null);
+    showRecord("found", null);
+    $("verdict").textContent = text;
+    $("tile-top1").textContent = "-";
+    $("tile-permitted").textContent = "";
+    $("truth-said").textContent = "private";
+    for (const name of ["error", "blind", "top1", "permitted"]) document.body.dataset[name] = "";
   };
   const wanted = () => ({
     agents: [...chosen.inside].sort(), links: numbers(new Set([...chosen.links].sort())),
     target: chosen.target, protection: chosen.protection,
   });
+  const nobody = () => !chosen.links.size && !chosen.inside.size;
   const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
   const changed = async () => {
     draw();
     remember();
-    if (!lesson || lesson.state !== "done" || (!chosen.links.size && !chosen.inside.size)) return;
     const turn = (asked += 1), want = wanted();
+    if (!lesson || lesson.state !== "done") return;
+    if (lesson.wish.graph !== graphText()) return showNobody("Train with this graph, then listen.");
+    if (nobody()) return showNobody("Click a link, then a second one of the same agent.");
     try {
       let found;
       if (frozen) {
         found = frozen.heard.find((one) => same(one.asked, want));
-        if (!found) { say("This listener is not in the exported file."); return; }
-        say("");
+        if (!found) return showNobody("This listener is not in the exported file.");
       } else {
         say("Listening ...");
         found = await ask(`/api/trainings/${number}/listen`, want);
@@ -244,11 +227,16 @@
   const remember = () => {
     if (frozen) return;
     $("shown").hidden = true; // A command or an address that was told is of earlier choices.
-    const found = { ...wish(), epsilon: $("epsilon").value, links: [...chosen.links].join(","), inside: [...chosen.inside].join(","), target: chosen.target, protection: chosen.protection };
-    history.replaceState(null, "", location.pathname + location.search + "#" + new URLSearchParams(found));
+    history.replaceState(null, "", location.pathname + location.search + "#" + choices());
   };
+  const choices = () => new URLSearchParams({
+    ...wish(), epsilon: $("epsilon").value, links: [...chosen.links].join(","),
+    inside: [...chosen.inside].join(","), target: chosen.target, protection: chosen.protection,
+  });
   const recall = () => {
     const found = new URLSearchParams(location.hash.slice(1));
+    chosen.links.clear();
+    chosen.inside.clear();
     for (const name of ["mechanism", "data", "epsilon", "rounds", "seed"]) if (found.has(name)) $(name).value = found.get(name);
     if (found.has("graph")) setGraph(found.get("graph"));
     for (const one of (found.get("links") || "").split(",").filter(Boolean)) chosen.links.add(one);
@@ -262,13 +250,8 @@
   };
   const setGraph = (text) => {
     if (text.startsWith("links:")) {
-      const found = named(text);
       $("graph").value = "draw";
-      drawn.agents = [...Array(found.agents).keys()].map((agent) => {
-        const turn = (2 * Math.PI * agent) / found.agents - Math.PI / 2;
-        return [200 + 140 * Math.cos(turn), 160 + 125 * Math.sin(turn)];
-      });
-      drawn.links = new Set(found.links.map(([i, j]) => key(i, j)));
+      drawAs(named(text));
       return;
     }
     if (![...$("graph").options].some((one) => one.value === text)) $("graph").append(new Option(text, text));
@@ -305,8 +288,8 @@
         await new Promise((next) => setTimeout(next, 500));
       }
     }, 300);
-    if (chosen.links.size || chosen.inside.size) await changed();
-    else { say(""); $("verdict").textContent = "Trained. Click a link, then a second one of the same agent."; }
+    say("");
+    await changed();
   };
   const busy = (training) => {
     $("train").disabled = training;
@@ -314,6 +297,10 @@
     $("export").disabled = training || !lesson || lesson.state !== "done";
   };
   const train = async () => {
+    const alone = drawing() ? drawn.agents.findIndex((_, agent) => !numbers(drawn.links).flat().includes(agent)) : -1;
+    if (alone >= 0) return say(`Agent ${alone} has no link: join it with another agent.`, true);
+    if (drawing() && !drawn.agents.length) return say("Draw agents and links first.", true);
+    if ($("click").value === "join") $("click").value = "target";
     clearTimeout(waiting);
     forget();
     delete document.body.dataset.trained;
@@ -328,16 +315,22 @@
     } catch (error) { say(error.message, true); busy(false); }
   };
   const tell = (text) => { $("shown").textContent = text; $("shown").hidden = false; };
-  const command = () => {
-    if (lesson && lesson.command) return lesson.command;
-    return "sottovoce studio";
+  const command = async () => {
+    if (frozen) return heard ? heard.command : lesson.command;
+    return (await ask("/api/command", { wish: wish(), listener: nobody() ? null : wanted() })).command;
+  };
+  const setDrawing = (before) => {
+    if (drawing() && !drawn.agents.length) drawAs(before);
+    $("click").querySelector('[value="join"]').hidden = !drawing();
+    $("click").value = drawing() ? "join" : "target";
   };
 
   const wire = () => {
     $("choose").addEventListener("submit", (event) => { event.preventDefault(); train(); });
     $("stop").addEventListener("click", async () => { try { await ask(`/api/trainings/${number}/stop`, {}); } catch (error) { say(error.message, true); } });
-    $("command").addEventListener("click", () => tell(command()));
-    $("share").addEventListener("click", () => { remember(); tell(`${location.origin}/?token=TOKEN${location.hash}\n(TOKEN is that of the studio in which it is opened)`); });
+    $("command").addEventListener("click", async () => { try { tell(await command()); } catch (error) { say(error.message, true); } });
+    $("share").addEventListener("click", () => tell(`sottovoce studio --choices '${choices()}'\n\nIn a studio that runs already, put # and the part in quotes behind its address.`));
+    window.addEventListener("hashchange", () => { recall(); setDrawing({ agents: 0, links: [] }); forget(); changed(); });
     $("export").addEventListener("click", async () => {
       const answer = await fetch(`/api/trainings/${number}/export`, { headers: { "x-sottovoce-token": token } });
       const link = document.createElement("a");
@@ -346,7 +339,10 @@
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 1000);
     });
-    $("graph").addEventListener("change", () => { forget(); draw(); remember(); });
+    let before = graph();
+    $("graph").addEventListener("change", () => { setDrawing(before); before = graph(); forget(); changed(); });
+    $("add").addEventListener("click", () => addAgent(...freePlace(drawn.agents)));
+    $("clear").addEventListener("click", () => { drawAs({ agents: 0, links: [] }); forget(); changed(); });
     $("data").addEventListener("change", () => { $("rounds").value = offered.rounds[$("data").value]; remember(); });
     $("epsilon").addEventListener("change", () => { $("mechanism").disabled = Boolean($("epsilon").value); remember(); });
     for (const box of document.querySelectorAll('input[name="protection"]')) {
@@ -363,14 +359,14 @@
     for (const [name, value] of Object.entries(found.default)) if ($(name)) $(name).value = value === null ? "" : value;
   };
   const begin = async () => {
-    wire();
     if (frozen) {
       lesson = frozen.lesson;
       const only = lesson.wish;
-      fill({ mechanisms: { [only.mechanism]: only.mechanism }, data: { [only.data]: only.data }, epsilons: only.epsilon ? [only.epsilon] : [], graphs: [], rounds: {}, most_agents: 16, default: only });
+      fill({ ...frozen.choices, default: only });
       setGraph(only.graph);
-      for (const id of ["train", "stop", "share", "export", "mechanism", "data", "epsilon", "graph", "rounds", "seed"]) $(id).disabled = true;
+      for (const id of ["train", "stop", "share", "export", "add", "clear", "mechanism", "data", "epsilon", "graph", "rounds", "seed"]) $(id).disabled = true;
       const first = frozen.heard[frozen.heard.length - 1];
+      wire();
       curve();
       tiles();
       if (first) {
@@ -383,7 +379,9 @@
       return;
     }
     try { fill(await ask("/api/choices")); } catch (error) { say(error.message, true); return; }
+    wire();
     recall();
+    setDrawing({ agents: 0, links: [] });
     $("mechanism").disabled = Boolean($("epsilon").value);
     draw();
     curve();

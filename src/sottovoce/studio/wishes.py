@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from functools import cached_property
 from typing import Any
 
 from sottovoce.errors import SottovoceError
@@ -13,7 +12,7 @@ BEFORE, AFTER = 7, 6
 """Rounds before and after the attacked one that a listener hears."""
 MECHANISMS = {
     "dsgd": "DSGD: nothing is hidden",
-    "pdsgd": "PDSGD: the paper's algorithm",
+    "pdsgd": "PDSGD, as in the paper",
     "pdsgd:coordinate": "PDSGD, drawn at every coordinate",
     "zero-sum:0.15": "zero-sum noise on the shares",
 }
@@ -24,10 +23,9 @@ _STEPSIZE = {"digits": "0.2/k^0.5", "census": "0.3/k^0.5", "words": "1/k^0.5"}
 
 
 _GRAPH = re.compile(
-    r"(ring|path|star|complete|grid|torus|hypercube|exponential|random-regular|erdos-renyi):"
-    r"[0-9.x:]{1,12}|links:[0-9,-]{3,400}"
+    r"(ring|path|star|complete):\d{1,2}|grid:\d{1,2}x\d{1,2}|links:\d{1,2}-\d{1,2}(,\d{1,2}-\d{1,2}){0,199}"
 )
-"""Names of graphs, and no path of a file."""
+"""Graphs that the page can draw: no path of a file, and none that is large to build."""
 
 
 class WishError(SottovoceError, ValueError):
@@ -53,20 +51,25 @@ class Wish:
     @classmethod
     def of(cls, said: Any) -> "Wish":
         """Read what a page sent; everything is checked."""
-        if not isinstance(said, Mapping) or set(said) - {one.name for one in fields(cls)}:
+        known = isinstance(said, Mapping) and set(said) <= {one.name for one in fields(cls)}
+        if not known or any(isinstance(value, list | dict) for value in said.values()):
             raise WishError("the page sent a training that is not understood; load it again")
         data = said.get("data", "digits")
         found = cls(**{"rounds": _ROUNDS.get(data, 120), **said})
-        kinds = (
-            (isinstance(found.graph, str) and _GRAPH.fullmatch(found.graph), "graph", found.graph),
-            (found.mechanism in MECHANISMS, "mechanism", found.mechanism),
-            (found.epsilon in (None, *EPSILONS), "ε", found.epsilon),
-            (found.data in DATA, "data", found.data),
-            (_between(found.rounds, BEFORE + AFTER + 2, MOST_ROUNDS), "rounds", found.rounds),
-            (_between(found.seed, 0, 1 << 31), "seed", found.seed),
+        least = BEFORE + AFTER + 2
+        graphs = isinstance(found.graph, str) and _GRAPH.fullmatch(found.graph)
+        accepted = (
+            (graphs, "graph", "ring, path, star or complete:5, grid:2x4, links:0-1,1-2"),
+            (found.mechanism in MECHANISMS, "mechanism", ", ".join(MECHANISMS)),
+            (found.epsilon in (None, *EPSILONS), "epsilon", "none, 1, 3, 8"),
+            (found.data in DATA, "data", ", ".join(DATA)),
+            (_between(found.rounds, least, MOST_ROUNDS), "rounds", f"{least} to {MOST_ROUNDS}"),
+            (_between(found.seed, 0, 1 << 31), "seed", f"0 to {1 << 31}"),
         )
-        if wrong := [f"{name} {str(value)[:60]!r}" for fine, name, value in kinds if not fine]:
-            raise WishError(f"the studio does not offer {', '.join(wrong)}")
+        for fine, name, offered in accepted:
+            if not fine:
+                given = str(getattr(found, name))[:60]
+                raise WishError(f"the studio does not offer {name} {given!r}; accepted: {offered}")
         return found
 
     @property
@@ -86,25 +89,6 @@ class Wish:
             return f"{'4' if self.data == 'words' else '2'}:falling={self.rounds}"
         law = "experiment:" if self.mechanism.startswith("pdsgd") else ""
         return law + _STEPSIZE[self.data]
-
-    @cached_property
-    def command(self) -> str:
-        """What asks the same of the command line."""
-        if self.epsilon is not None:
-            return (
-                f"sottovoce plan --epsilon {self.epsilon:g} --graph {self.graph} --batch-size "
-                f"{self.batch} --rounds {self.rounds} --algorithm dp-pdsgd --try"
-            )
-        data = (
-            ""
-            if self.data == "digits"
-            else f" --data {'census' if self.data == 'census' else 'text'}"
-        )
-        model = " --model softmax" if self.data == "digits" else ""
-        return (
-            f"sottovoce audit --algorithm {self.mechanism} --graph {self.graph}{data}{model} "
-            f"--stepsize {self.stepsize} --rounds {self.attacked} --insecure-seed {self.seed}"
-        )
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

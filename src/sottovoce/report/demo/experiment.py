@@ -1,5 +1,6 @@
 """The demo's experiment: train, record what crossed the links, and attack it."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -12,21 +13,24 @@ from sottovoce.mechanisms import DSGD, PDSGD, Mechanism
 from sottovoce.privacy.adversaries import Eavesdropper
 from sottovoce.privacy.attacks import Conventional, Elimination
 from sottovoce.privacy.auditor import Audit, AuditSettings, Recorded, audit
-from sottovoce.privacy.auditor.pool import Guesses
+from sottovoce.privacy.auditor.guesses import Guesses
 from sottovoce.privacy.auditor.public import relative_spread
 from sottovoce.privacy.entropy import UniformPrior, conditional_entropy, uniform_closed_form
 from sottovoce.privacy.readers import Dlg, Inputs, Projection, Search
 from sottovoce.privacy.readers.metrics import gradient_cosine, summed_squared_error
 from sottovoce.problems import ModuleProblem
+from sottovoce.problems.module import Samples
 from sottovoce.report.demo.proof import (
     CONTROL,
     NAME,
     Exact,
+    Overheard,
     guaranteed,
     identified,
     overheard,
     permitted,
 )
+from sottovoce.report.demo.sentences import words
 from sottovoce.simulation.options import Options
 from sottovoce.simulation.result import Result
 from sottovoce.simulation.runner import simulate
@@ -67,6 +71,7 @@ class DemoSettings:
     restarts: int = option(3, "Starting points of a search.", min=1)
     epsilon: float = option(8.0, "ε of the training with a proof.")
     proved_rounds: int = option(100, "Rounds of the training with a proof.", min=2)
+    words_round: int = option(20, "The round in which private sentences are overheard.", min=2)
     insecure_seed: int | None = option(None, "Make the private numbers repeatable (studies only).")
 
     @property
@@ -80,7 +85,9 @@ class DemoSettings:
         return self.block * self.blocks
 
 
-QUICK = DemoSettings(runs=2, block=12, blocks=3, iterations=12, restarts=1, proved_rounds=3)
+QUICK = DemoSettings(
+    runs=2, block=12, blocks=3, iterations=12, restarts=1, proved_rounds=3, words_round=3
+)
 
 
 def run(settings: DemoSettings, execution: Execution) -> dict[str, Any]:
@@ -145,19 +152,15 @@ def run(settings: DemoSettings, execution: Execution) -> dict[str, Any]:
             "spread": relative_spread(laws["PDSGD"], round),
             **_moment(audits, recorded["PDSGD"], round, unheard),
         }
+    spoken = words(graph, settings.words_round, seed, execution)
     late = attacked["late"]
     size = settings.epsilon, settings.proved_rounds, seed
     proved, proved_round = guaranteed(graph, data, validation, size, execution)
     heard = overheard(data, problem, {name: one.transcript for name, one in recorded.items()}, late)
+    execution.say("An eavesdropper ranks every agent's images by one round of each training ...")
     heard[NAME] = proved_round
     heard[CONTROL] = replace(proved_round, attack=Exact(proved_round.transcript.truth))
-    execution.say("An eavesdropper ranks every agent's images by one round of each training ...")
-    proved["identified"] = {
-        name: identified(one, replace(inputs, batch_size=one.problem.batch), validation, seed)
-        for name, one in heard.items()
-    }
-    among = proved["identified"][NAME]["others"]
-    proved["permitted"] = permitted(proved["noise_multiplier"], among)
+    proved |= _ranked(heard, inputs, validation, proved["noise_multiplier"], seed)
     return {
         "guaranteed": proved,
         "insecure_seed": seed,
@@ -172,8 +175,24 @@ def run(settings: DemoSettings, execution: Execution) -> dict[str, Any]:
         "links": {name: _links(one.transcript, late) for name, one in recorded.items()},
         "closer": _closer(problem, recorded["PDSGD"].transcript, late),
         "moments": moments,
+        "words": spoken,
         "bound": _bound(settings),
     }
+
+
+def _ranked(
+    heard: Mapping[str, Overheard],
+    inputs: Inputs,
+    validation: list[Samples],
+    multiplier: float,
+    seed: int,
+) -> dict[str, Any]:
+    """Whose images every training gives away in a round, and what the proof permits."""
+    found = {
+        name: identified(one, replace(inputs, batch_size=one.problem.batch), validation, seed)
+        for name, one in heard.items()
+    }
+    return {"identified": found, "permitted": permitted(multiplier, found[NAME]["others"])}
 
 
 def _questions(settings: DemoSettings, round: int) -> AuditSettings:

@@ -87,6 +87,7 @@ def page(data: Mapping[str, Any], repeat: str) -> str:
         "message_table": _message_table(found["links"]),
         "late_strip": _strip(late),
         "early_strip": _strip(early),
+        "words_table": _words_table(found["words"]),
         "attack_table": _attack_table(found["moments"], found["size"]["agents"]),
         "ranked": {name: found["guaranteed"]["identified"][name] for name in _RANKED},
         "proved_ranked": found["guaranteed"]["identified"][NAME],
@@ -162,6 +163,16 @@ def _attack_table(moments: Found, agents: Found) -> Html:
         blind = moment["blind"]["median_error"]
         rows.append(["blind guess", f"{round}", "", f"{blind:.3g}", "", "", ""])
     return _table("Medians over the agents", _ATTACKS, rows)
+
+
+def _words_table(words: Found) -> Html:
+    """What every agent said, and what was overheard."""
+    rows = [
+        [f"agent {agent}", f"{words['said'][agent]}", f"{words['heard'][agent]}"]
+        for agent in range(len(words.value["said"]))
+    ]
+    headings = ["", "said in private", "overheard"]
+    return html_table("An underscore is a rare word", headings, rows, [False] * 3)
 
 
 def _strip(moment: Found) -> Html:
