@@ -20,6 +20,12 @@ with contextlib.suppress(ImportError):
     settings.load_profile("sottovoce")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Starting weights that a test does not seed are the same whatever ran before it."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path

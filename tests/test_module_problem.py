@@ -137,12 +137,13 @@ def test_running_statistics_are_refused_by_layer_name():
 
 
 def test_group_norm_trains():
-    model = nn.Sequential(nn.Linear(9, 4), nn.GroupNorm(2, 4), nn.ReLU(), nn.Linear(4, 3))
+    # Of 12 starts of a layer with 4 units only 8 halved the loss in time; with 16 all end below 0.07.
+    model = nn.Sequential(nn.Linear(9, 16), nn.GroupNorm(4, 16), nn.ReLU(), nn.Linear(16, 3))
     problem = ModuleProblem(model, cross_entropy, blobs())
     slower = Stepsize(Power(0.5, 0.6))
     result = simulate(problem, PDSGD(), ring(5), steps=200, stepsize=slower, insecure_seed=1)
     loss = result.metric("training_loss")[:, 0]
-    assert loss[-1] < 0.5 * loss[0]
+    assert loss[-1] < 0.1 * loss[0]
 
 
 def test_the_mean_of_stochastic_gradients_is_the_gradient_of_each_agents_loss():
