@@ -20,7 +20,10 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+PROJECT = SETTINGS["project"]
+COPIED = SETTINGS["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+"""Documents' data that the wheel holds, too: from where, and as what."""
 DATA_LICENCE = "src/sottovoce/problems/data/files/LICENSE"
 
 USE = f"""
@@ -43,6 +46,8 @@ assert {DATA_LICENCE!r} in about.get_all("License-File")
 folder = Path(sottovoce.__file__).parent
 for name in ("py.typed", "problems/data/files/README.md", "problems/data/files/LICENSE"):
     assert (folder / name).is_file(), name
+from sottovoce.studies.claims.entry import reference
+assert len(reference().data["rows"]) == 180
 """
 
 
@@ -89,7 +94,7 @@ def compare_archives(sdist: Path, wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as packed:
         inside = {name for name in packed.namelist() if ".dist-info/" not in name}
     package = {name.removeprefix("src/") for name in known if name.startswith("src/")}
-    compare("wheel", inside, package)
+    compare("wheel", inside, package | set(COPIED.values()))
 
 
 def main() -> None:

@@ -1,9 +1,7 @@
 """The table of claims: the words follow from the numbers, and the page says what its data say."""
 
 import copy
-import json
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -23,12 +21,13 @@ from sottovoce.studies.claims import (
     WHO,
     ClaimsSettings,
     claims_study,
+    compute_parts,
     judge,
     judge_mechanism,
 )
 from sottovoce.studies.claims.lines import Setup, chosen
 from sottovoce.studies.claims.rest_known import for_one_record, with_rest_known
-from sottovoce.studies.claims.table import claims_tables, findings, write_page
+from sottovoce.studies.claims.table import claims_tables, dealt, findings, write_page
 from sottovoce.studies.claims.words import MEANINGS, strict_rate
 from sottovoce.studies.study import Study
 
@@ -246,7 +245,8 @@ def test_parts_side_by_side_make_the_table_of_one(tmp_path, monkeypatch):
     quiet = Execution(tmp_path, say=lambda line: None)
     half = claims_study(replace(asked, part="2/2"), quiet)
     assert half.command.endswith("--part 1/1")
-    assert [one["mechanism"] for one in half.data["rows"]] == ["ldp-dsgd"]
+    # Chains that clip cost most and are dealt first.
+    assert [one["mechanism"] for one in half.data["rows"]] == ["dsgd"]
     with pytest.raises(SottovoceError, match="part 3/3 of 2 lines is empty"):
         claims_study(replace(asked, part="3/3"), quiet)
     claims_study(replace(asked, part="1/2"), quiet)
@@ -279,9 +279,31 @@ def test_the_page_says_what_its_data_say(name):
         assert one["command"].startswith("sottovoce claims --graph ring:5")
 
 
-def test_the_rows_that_come_with_the_package_are_those_of_the_page():
-    study = Study.load(DOCS / "figures" / "claims.json")
-    place = files("sottovoce.studies.claims") / "reference.json"
-    kept = json.loads(place.read_text("utf-8"))
-    assert kept["rows"] == study.data["rows"]
-    assert (kept["sizes"], kept["command"]) == (study.data["sizes"], study.command)
+def test_every_part_gets_as_many_costly_lines():
+    every = [(data, line) for data in DATA for line in REFERENCE]
+    parts = [dealt(every, one, 2) for one in (1, 2)]
+    assert sorted(map(str, parts[0] + parts[1])) == sorted(map(str, every))
+    clipped = [sum(line.clips for _, line in part) for part in parts]
+    assert clipped[0] == clipped[1] == 6
+    for part in parts:
+        assert [one for one in every if one in part] == part
+
+
+def test_processes_side_by_side_fill_one_folder_and_a_fault_of_one_is_told(tmp_path):
+    small = {"rounds": 3, "targets": 4, "pairs": 20, "insecure_seed": 1}
+    asked = ClaimsSettings(
+        mechanism=("dsgd", "noisy-dsgd"),
+        workload=("census",),
+        adversary=("eavesdropper",),
+        **small,
+    )
+    done = []
+    execution = Execution(tmp_path / "pieces", say=done.append)
+    compute_parts(asked, execution, 5)
+    whole = claims_study(asked, execution)
+    assert [one["mechanism"] for one in whole.data["rows"]] == ["dsgd", "noisy-dsgd"]
+    assert not [one for one in done if one.endswith("done")]
+    with pytest.raises(SottovoceError, match=r"exit code 2: DataError: no MNIST in "):
+        compute_parts(
+            replace(asked, workload=("images",), data_dir=str(tmp_path), full=True), execution, 2
+        )

@@ -137,7 +137,7 @@ def test_running_statistics_are_refused_by_layer_name():
 
 
 def test_group_norm_trains():
-    # Of 12 starts of a layer with 4 units only 8 halved the loss in time; with 16 all end below 0.07.
+    # Of 12 starts of a layer with 4 units only 8 halved the loss; with 16 all end below 0.07.
     model = nn.Sequential(nn.Linear(9, 16), nn.GroupNorm(4, 16), nn.ReLU(), nn.Linear(16, 3))
     problem = ModuleProblem(model, cross_entropy, blobs())
     slower = Stepsize(Power(0.5, 0.6))

@@ -41,11 +41,16 @@ class Interference:
         rows = torch.cat(list(parts))
         mean = rows.mean(0)
         rows = rows - mean
-        found = np.linalg.eigh((rows @ rows.T).double().cpu().numpy())
+        # Both products have the same eigenvalues; the smaller one costs less.
+        wide = rows.shape[1] >= len(rows)
+        product = rows @ rows.T if wide else rows.T @ rows
+        found = np.linalg.eigh(product.double().cpu().numpy())
         values, vectors = (torch.from_numpy(one).to(rows.device) for one in found)
         kept = values > 1e-6 * values[-1].clamp_min(_TINY)
         values, vectors = values[kept][-_DIRECTIONS:], vectors[:, kept][:, -_DIRECTIONS:]
-        directions = ((vectors / values.sqrt()).to(rows).T @ rows) if len(values) else rows[:0]
+        directions = vectors.T.to(rows)
+        if wide:
+            directions = (vectors / values.sqrt()).T.to(rows) @ rows
         return cls(mean, directions, values / len(rows))
 
     def along(self, vectors: Tensor) -> Tensor:

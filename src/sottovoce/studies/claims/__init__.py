@@ -3,6 +3,7 @@
 from sottovoce.studies.claims.cells import judge_mechanism
 from sottovoce.studies.claims.lines import REFERENCE, Line
 from sottovoce.studies.claims.settings import DATA, WHO, ClaimsSettings
+from sottovoce.studies.claims.side_by_side import compute_parts
 from sottovoce.studies.claims.table import claims_study, claims_tables
 from sottovoce.studies.claims.words import MEANINGS, judge
 
@@ -15,6 +16,7 @@ __all__ = [
     "Line",
     "claims_study",
     "claims_tables",
+    "compute_parts",
     "judge",
     "judge_mechanism",
 ]

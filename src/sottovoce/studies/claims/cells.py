@@ -40,6 +40,8 @@ _CONFIDENCE = 0.999
 """Of ε from below."""
 PIECES = ("accuracy", "bounds", "members", "attacks")
 """The parts of a line that are kept when they are finished."""
+DONE = "done"
+"""How what is said of a finished part ends."""
 Row = dict[str, Any]
 Piece = tuple[dict[str, Any], Callable[[], dict[str, Any]]]
 """What a part of a line depends on, and how it is computed."""
@@ -71,7 +73,7 @@ def judge_line(
         else:
             found[kind] = run()
             store.save(spec, {}, found[kind])
-            execution.say(f"{line.name}, {setup.name}: {kind} done")
+            execution.say(f"{line.name}, {setup.name}: {kind} {DONE}")
         if advance is not None:
             advance(1)
     store.report("claims", f"pieces of {line.name} on {setup.name}")
@@ -144,6 +146,7 @@ def _command(line: Line, setup: Setup, whom: Whom) -> str:
         workload=(setup.name,),
         adversary=(whom,),
         part="1/1",
+        jobs=None,
     )
     return command_line("claims", alone)
 

@@ -123,6 +123,11 @@ class Line:
         return Muffliato(round(1.0001 * multiplier * _CLIP / training.batch, 6), clip=_CLIP)
 
     @property
+    def clips(self) -> bool:
+        """Whether samples' gradients are clipped, one by one."""
+        return self._unplanned.bound is not None
+
+    @property
     def claim(self) -> Claim:
         return self.claimed or self._unplanned.claim
 

@@ -85,6 +85,7 @@ class ClaimsSettings(OnGraph):
         (), "Compute nothing: put together saved tables, as of other machines; repeatable."
     )
     part: str = option("1/1", "2/4 does the second quarter; run all four with one --out.")
+    jobs: int | None = option(None, "Processes side by side; one a core unless given.", min=1)
 
     def __post_init__(self) -> None:
         for name, accepted in (("workload", DATA), ("adversary", tuple(WHO))):
