@@ -55,6 +55,17 @@ def test_exact_numbers_are_standard_normal_to_their_tails(make) -> None:
     assert not torch.equal(other, again)
 
 
+@pytest.mark.parametrize("make", STREAMS.values(), ids=STREAMS.keys())
+@pytest.mark.parametrize("count", [1, 600, 20_001])
+def test_exact_numbers_are_half_the_sum_of_four_draws_however_many_there_are(make, count) -> None:
+    streams: Streams = make(2)
+    terms = [streams.normal(f"noise, term {term} of 4", 3, count) for term in range(1, 5)]
+    found = streams.exact_normal("noise", 3, count)
+    assert torch.equal(found, (terms[0] + terms[1] + terms[2] + terms[3]) * 0.5)
+    some = streams.part(slice(1, 2), slice(2, 4)).exact_normal("noise", 3, count)
+    assert torch.equal(some, found[1:2, 2:4])
+
+
 def test_tails_go_beyond_those_of_single_float32_draws() -> None:
     """Float32 draws end at 5.29; the largest sum that four float64 draws can make is above 16."""
 

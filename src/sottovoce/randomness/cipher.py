@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sottovoce.errors import SottovoceError
 from sottovoce.randomness.ahead import Ahead
-from sottovoce.randomness.streams import Streams, digest, master_key, to_normal
+from sottovoce.randomness.streams import Streams, digest, master_key, terms_of, to_normal
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers import CipherContext
@@ -157,6 +157,21 @@ class CipherStreams(Streams):
     def add_normal_(self, tensor: Tensor, deviation: float, purpose: str, round: int) -> None:
         for block, draws in self._drawn(tensor, purpose, round):
             block += to_normal(torch.from_numpy(draws)).mul_(deviation).numpy()
+
+    def exact_normal(
+        self, purpose: str, round: int, count: int, dtype: torch.dtype = torch.float64
+    ) -> Tensor:
+        if self._rounds_ahead(len(self._run) * count * dtype.itemsize) > 1:
+            return super().exact_normal(purpose, round, count, dtype)
+        total = torch.empty(len(self.runs), len(self.agents), count, dtype=dtype)
+        first, *others = (self._drawn(total, term, round) for term in terms_of(purpose))
+        # The terms of a block meet in the cache; each overwrites the numbers of the one before.
+        for block, draws in first:
+            block[:] = to_normal(torch.from_numpy(draws)).numpy()
+            for term in others:
+                block += to_normal(torch.from_numpy(next(term)[1])).numpy()
+            block *= 0.5
+        return total
 
     def _drawn(
         self, tensor: Tensor, purpose: str, round: int, rounds: int = 1

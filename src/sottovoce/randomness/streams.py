@@ -98,7 +98,7 @@ class Streams(ABC):
         solved for its terms (Holohan and Braghin 2021). A proof needs float64: float32 draws take
         2^23 values and end at 5.29 standard deviations.
         """
-        first, *others = (f"{purpose}, term {term} of 4" for term in range(1, 5))
+        first, *others = terms_of(purpose)
         total = self.normal(first, round, count, dtype)
         for term in others:
             total += self.normal(term, round, count, dtype)
@@ -162,6 +162,11 @@ def master_key(insecure_seed: int | None) -> bytes:
 
 def digest(size: int, *parts: object) -> bytes:
     return hashlib.blake2b(repr(parts).encode(), digest_size=size, person=b"sottovoce").digest()
+
+
+def terms_of(purpose: str) -> list[str]:
+    """The purposes of the draws that one exact normal number is made of."""
+    return [f"{purpose}, term {term} of 4" for term in range(1, 5)]
 
 
 def to_normal(uniform: Tensor) -> Tensor:
