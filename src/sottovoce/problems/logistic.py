@@ -23,8 +23,10 @@ from sottovoce.problems.sampling import Sampling, weights_of
 from sottovoce.randomness import Streams
 from sottovoce.storage.identity import fingerprint
 
-_AT_ONCE, _UNDIVIDED = 8, 16
-"""Blocks of work that a gather takes at most, and up to how many it is not divided at all."""
+_FEWEST, _MOST, _UNDIVIDED = 3, 8, 16
+"""Blocks of work in a piece of a gather, and up to how many it is not divided at all."""
+_LARGE_CACHE = 1 << 20
+"""Bytes of a core's own cache from which on it holds a piece of the fewest blocks."""
 
 
 class Logistic(ConvexProblem):
@@ -38,7 +40,7 @@ class Logistic(ConvexProblem):
 
     name: ClassVar[str] = "logistic"
 
-    scratch: ClassVar[frozenset[str]] = frozenset({"_gathered"})
+    scratch: ClassVar[frozenset[str]] = frozenset({"_gathered", "_piece", "_undivided"})
     sampling: Sampling
 
     def __init__(
@@ -68,9 +70,7 @@ class Logistic(ConvexProblem):
         self._rows = in_huge_pages(signed.flatten(0, 1))
         """-y_ij a_ij: (agents * n, d)."""
         self._norms = self._rows.norm(dim=-1)
-        # Samples are gathered in blocks of a third of the data, clamped to between 3 and 8 default
-        # blocks: larger blocks save calls, but overflow the cache.
-        self._work = min(_AT_ONCE, max(3, self._rows.nbytes // (3 * WORK_BYTES)))
+        self._piece, self._undivided = _pieces(self._rows.nbytes)
         self._gathered = self._rows.new_empty(0, self.dimension)
         self._first = (torch.arange(self.agents) * self.samples).unsqueeze(-1)
         self.optimum = self._minimiser()
@@ -126,7 +126,7 @@ class Logistic(ConvexProblem):
         points, gradients = (tensor.view(-1, 1, self.dimension) for tensor in (state, out))
         weighted = present.flatten(0, 1).unsqueeze(1)
         row_bytes = samples.shape[1] * self.dimension * out.element_size()
-        for part in blocks(len(samples), row_bytes, self._work):
+        for part in blocks(len(samples), row_bytes, self._piece):
             some = samples[part].flatten()
             rows = torch.index_select(self._rows, 0, some, out=self._space(some.shape[0]))
             rows = rows.view(-1, samples.shape[1], self.dimension)
@@ -154,11 +154,11 @@ class Logistic(ConvexProblem):
         chosen = streams.ahead(("rows", self.batch, self.samples), 8 * count, round, rows_of)
         points, gradients = (tensor.view(-1, 1, self.dimension) for tensor in (state, out))
         row_bytes = self.batch * self.dimension * out.element_size()
-        if len(points) * row_bytes <= _UNDIVIDED * WORK_BYTES:
+        if len(points) * row_bytes <= self._undivided * WORK_BYTES:
             self._gather(chosen, points, gradients)
             return
         samples = chosen.view(-1, self.batch)
-        for part in blocks(len(samples), row_bytes, self._work):
+        for part in blocks(len(samples), row_bytes, self._piece):
             self._gather(samples[part].flatten(), points[part], gradients[part])
 
     def _gather(self, chosen: Tensor, points: Tensor, gradients: Tensor) -> None:
@@ -234,3 +234,20 @@ class Logistic(ConvexProblem):
             "regularisation": self.regularisation,
             "data": fingerprint(self._rows),
         }
+
+
+def _pieces(data_bytes: int) -> tuple[int, int]:
+    """Blocks of work in a piece of a gather, and up to how many it is one piece.
+
+    What is gathered is read twice. A large cache of a core's own, such as 2 MB, keeps it for that:
+    1.7 times as fast. Where it is small, larger pieces save calls, up to a third of the data.
+    """
+    if _own_cache() >= _LARGE_CACHE:
+        return _FEWEST, _FEWEST + 1
+    return min(_MOST, max(_FEWEST, data_bytes // (_FEWEST * WORK_BYTES))), _UNDIVIDED
+
+
+def _own_cache() -> int:
+    """Bytes of the second-level cache of a core, 0 where torch does not tell."""
+    tell = getattr(torch.cpu, "get_capabilities", dict[str, Any])
+    return int(tell().get("l2_cache_size", 0))
