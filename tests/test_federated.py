@@ -253,6 +253,31 @@ def test_a_killed_process_goes_on_from_its_journal(tmp_path: Path) -> None:
     assert "link lost" in events
 
 
+def test_a_meeting_is_held_again_after_a_crash_between_history_and_agreement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The history named the next edition, and the agent would have played on in the old one."""
+    play = Play(tmp_path, "anna ben carla dora")
+    first = agreement(tmp_path, "anna ben carla dora", "complete:4", meet_every=5)
+    second = without(first, ["dora"], "leaves")
+    state = play.state("anna", first)
+    state.make()
+    state.enter(first, 0)
+
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Agreement, "write", crash)
+        with pytest.raises(KeyboardInterrupt):
+            state.enter(second, 5)
+    found = play.federation("anna", first)
+    assert (found.agreement.edition, found._met) == (0, 0)
+    state.enter(second, 5)
+    state.keep_signatures(play.signed(second))
+    assert play.federation("anna", first)._met == 5
+
+
 def test_nothing_is_trained_without_every_signature(tmp_path: Path) -> None:
     play = Play(tmp_path, "anna ben")
     agreed = agreement(tmp_path, "anna ben", "path:2")

@@ -310,6 +310,10 @@ def test_a_line_that_a_crash_cut_off_is_removed_and_said(tmp_path: Path) -> None
         ('"ring:3"', '"complete:11000"', "does not have 3 members"),
         ('"ring:3"', '"links:0-1,1-900000000"', "does not have 3 members"),
         ('"ring:3"', '"hypercube:28"', "does not have 3 members"),
+        ('"ring:3"', '"hypercube:20"', "has 1048576 agents and does not have 3 members"),
+        ('"ring:3"', '"random-regular:1000:999"', "does not have 3 members"),
+        ('"ring:3"', '"grid:1000x1000"', "has 1000000 agents and does not have 3 members"),
+        ('"ring:3"', '"grid:3"', "does not read as grid"),
         ("edition = 0", "edition = true", "edition is True"),
         ("edition = 0", "edition = -1", "edition is -1"),
         ("edition = 0", "edition = 1", "what the agreement follows"),
@@ -320,15 +324,27 @@ def test_a_line_that_a_crash_cut_off_is_removed_and_said(tmp_path: Path) -> None
     ],
 )
 def test_an_agreement_shows_what_it_says_and_builds_nothing_large(
-    tmp_path: Path, old: str, new: str, reason: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, reason: str
 ) -> None:
     identities(tmp_path, "anna ben carla")
     file = tmp_path / "federation.toml"
     agreement(tmp_path, "anna ben carla", "ring:3", facts={"data": "a"}).write(file)
     assert old in file.read_text()
     file.write_text(file.read_text().replace(old, new))
+    monkeypatch.setattr("sottovoce.federation.agreement.parse_graph", never)
     with pytest.raises(FederationError, match=reason):
         read_agreement(file)
+
+
+def never(*_: object, **__: object) -> None:
+    raise AssertionError("nothing should be built")
+
+
+def test_a_federation_has_no_more_members_than_their_documents_can_hold(tmp_path: Path) -> None:
+    names = " ".join(f"m{number}" for number in range(33))
+    identities(tmp_path, names)
+    with pytest.raises(FederationError, match="there are 33 members; accepted: up to 32"):
+        agreement(tmp_path, names, "ring:33")
 
 
 def test_facts_may_be_written_in_any_script(tmp_path: Path) -> None:

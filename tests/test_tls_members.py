@@ -14,6 +14,7 @@ from torch import nn
 import sottovoce.distributed as sd
 from chains import EDGES
 from sottovoce import PDSGD, complete, path, ring
+from sottovoce.distributed.exchange import Exchange
 from sottovoce.distributed.federated.session import _latest
 from sottovoce.distributed.journal import Journal
 from sottovoce.distributed.resuming import Plan, decide
@@ -21,7 +22,7 @@ from sottovoce.distributed.tls import TlsTransport, traffic
 from sottovoce.distributed.tls.certificates import context
 from sottovoce.distributed.tls.doors import Greeting, dial, hang_up
 from sottovoce.distributed.tls.links import Link, Session
-from sottovoce.distributed.tls.records import Refused
+from sottovoce.distributed.tls.records import NEED, Header, Refused
 from sottovoce.errors import DistributedError, FederationError
 from tls_agents import TRAINING, Organisations
 
@@ -64,6 +65,77 @@ def test_who_asks_for_documents_must_take_them() -> None:
     transport.end()
     near.close()
     far.close()
+
+
+def linked(log: Any = None) -> list[Exchange]:
+    """Two agents with an exchange of one number each, which stand for their optimizers."""
+    organisations = Organisations(path(2))
+    transports = [organisations.transport(agent, log=log, patience=8) for agent in range(2)]
+    both = [Exchange(one, [1 - one.agent], torch.zeros(8), None) for one in transports]
+    for one in both:
+        one.belong_to(TRAINING.training, TRAINING.epoch)
+    return both
+
+
+def play(exchange: Exchange, number: int) -> None:
+    exchange.open(number)
+    exchange.outgoing[0].fill_(float(number))
+    exchange.stamp(0, number)
+    exchange.transport.send(0, number)
+    for _ in exchange.arrivals(number):
+        pass
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3])
+def test_nobody_reads_what_is_being_written(number: int) -> None:
+    """A second NEED gave a neighbour the numbers of the next message before masks and noise."""
+    both = linked()
+    threads = [threading.Thread(target=play, args=(one, 1)) for one in both]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    victim, neighbour = (one.transport for one in both)
+    assert isinstance(victim, TlsTransport)
+    assert isinstance(neighbour, TlsTransport)
+    both[0].open(2)
+    both[0].outgoing[0].fill_(424242.0)
+    session, came = neighbour.links[0].session, threading.Event()
+    assert session
+    received: list[Any] = []
+    neighbour._traffic._receive = lambda *about: received.append(about)  # type: ignore[method-assign]
+    refuse, reasons = victim.refuse, list[str]()
+
+    def refused(link: Link, session: Session, reason: str) -> None:
+        reasons.append(reason)
+        refuse(link, session, reason)
+        came.set()
+
+    victim.refuse = refused  # type: ignore[method-assign]
+    with neighbour.changed:
+        session.outgoing.append(Header(NEED, 0, neighbour.channel, number).packed())
+        neighbour.changed.notify_all()
+    assert came.wait(8)
+    assert reasons[0] == "it says more than once, or for no exchange, what it needs"
+    assert not received
+    for transport in (victim, neighbour):
+        transport.end()
+
+
+def test_a_log_that_cannot_be_written_ends_the_training_with_its_name() -> None:
+    """The thread that dialled ended at the first failed line, and the link never came back."""
+
+    def full(event: str, **_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    both = linked(full)
+    for one in both:
+        with pytest.raises(DistributedError, match=r"cannot keep its log: .*No space left"):
+            play(one, 1)
+    for one in both:
+        transport = one.transport
+        assert isinstance(transport, TlsTransport)
+        transport.end()
 
 
 def test_a_connection_is_closed_by_the_thread_that_uses_it() -> None:

@@ -1,7 +1,6 @@
 """An agent's files: whole or refused, durable once written, readable by their owner alone."""
 
 import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.errors import DistributedError, ResultError
+from sottovoce.storage.files import make_folder
 from sottovoce.storage.identity import canonical, fingerprint
 from sottovoce.storage.tensors import read_tensors, write_tensors
 
@@ -25,9 +25,8 @@ def keep_tensors(
     """
     sealed = {**facts, _DIGEST: _digest(tensors, facts)}
     with saying(what, path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(path.parent, 0o700)
         write_tensors(path, tensors, sealed, private=True)
-        _sync(path.parent)
 
 
 def checked_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -72,14 +71,3 @@ def _digest(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
     for name in sorted(tensors):
         found.update(f"{name}={fingerprint(tensors[name])};".encode())
     return found.hexdigest()
-
-
-def _sync(folder: Path) -> None:
-    """Make the folder's list of files durable, where the system can."""
-    if os.name != "posix":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

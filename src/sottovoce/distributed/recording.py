@@ -54,7 +54,7 @@ class AgentRecorder:
         neighbours = self.setting.graph.neighbours(self.agent)
         facts |= {"kind": _KIND, "agent": self.agent, "neighbours": neighbours}
         facts |= {"links": self._links} if self._links != "plain" else {}
-        save_pair(stem, tensors, {**facts, "rounds": self.rounds})
+        save_pair(stem, tensors, {**facts, "rounds": self.rounds}, private=True)
 
 
 def join_recordings(

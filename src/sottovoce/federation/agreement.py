@@ -14,10 +14,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sottovoce.errors import FederationError, SottovoceError
+from sottovoce.errors import FederationError, GraphError, SottovoceError
 from sottovoce.federation.identity import AGREEMENT_DIGITS, Card, card_of, grouped
 from sottovoce.federation.toml import read_toml, to_toml
-from sottovoce.graphs import Graph, parse_graph
+from sottovoce.graphs import Graph, agents_of, parse_graph
 from sottovoce.graphs.mixing import WEIGHT_RULES
 from sottovoce.storage.files import write_atomic
 
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 _FORMAT = 1
 _FACT = re.compile(r"[a-z][a-z0-9_-]{0,30}")
 _GRAPH = re.compile(r"links:[0-9,-]{3,100000}|[a-z-]{2,30}(:[0-9x.]{1,20}){1,3}")
-_GRAPH_NUMBER = re.compile(r"(?<![0-9.])[0-9]+(?![0-9.])")
 _MOST_EDITIONS = 1 << 32
+_MOST_MEMBERS = 32
+"""What members pass on to one another holds everybody's signatures, and a document has a limit."""
 _LONGEST = 500
 
 
@@ -89,6 +90,11 @@ class Agreement:
     def __post_init__(self) -> None:
         if not re.fullmatch("[0-9a-f]{16}", self.training):
             raise FederationError("the number of the training is not 16 hexadecimal digits")
+        if len(self.members) > _MOST_MEMBERS:
+            raise FederationError(
+                f"there are {len(self.members)} members; accepted: up to {_MOST_MEMBERS}, because "
+                "members pass everybody's signatures on to one another"
+            )
         for what in ("name", "public_key", "listen"):
             found = [getattr(one.card, what) for one in self.members]
             twice = sorted({one for one in found if one is not None and found.count(one) > 1})
@@ -264,19 +270,17 @@ def _require_graph(agreement: Agreement) -> None:
             "links:0-1,1-2,2-0"
         )
     members = agreement.members
-    numbers = [int(one) for one in _GRAPH_NUMBER.findall(agreement.terms.graph)]
-    most = 20 if "hypercube" in agreement.terms.graph else max(1000, len(members))
-    if max(numbers, default=0) > most:
-        # Nothing large is built to find out how many agents it has: a stranger may have written it.
+    try:
+        # Nothing is built to find out how many agents it has: a stranger may have written it.
+        asked = agents_of(agreement.terms.graph)
+    except GraphError as error:
+        raise FederationError(f"graph: {str(error)[:_LONGEST]}") from error
+    if asked != len(members):
         raise FederationError(
-            f"the graph {agreement.terms.graph[:80]} does not have {len(members)} members"
-        )
-    graph = agreement.graph
-    if graph.agents != len(members):
-        raise FederationError(
-            f"the graph {agreement.terms.graph} has {graph.agents} agents and there are "
+            f"the graph {agreement.terms.graph[:80]} has {asked} agents and does not have "
             f"{len(members)} members"
         )
+    graph = agreement.graph
     for i, j in graph.links:
         if members[i].card.listen is None and members[j].card.listen is None:
             raise FederationError(

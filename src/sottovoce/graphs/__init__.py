@@ -1,5 +1,6 @@
 """Who talks to whom: graphs, their mixing matrices W, and the routes that messages take."""
 
+from sottovoce.graphs.builders import agents_of as agents_of
 from sottovoce.graphs.builders import as_graph as as_graph
 from sottovoce.graphs.builders import complete as complete
 from sottovoce.graphs.builders import erdos_renyi as erdos_renyi

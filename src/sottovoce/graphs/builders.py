@@ -6,9 +6,11 @@ link weights in an input are not read: W comes from a weight rule, or whole from
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -217,19 +219,38 @@ def parse_graph(text: str | None, weights: str = "metropolis", seed: int = 0) ->
     if weights.endswith(".csv"):
         return _from_file(weights, text if text is None else parse_graph(text, seed=seed))
     text = "ring:5" if text is None else text
-    head, *given = text.split(":")
+    head = text.partition(":")[0]
     if head not in _FORMS:
         if os.path.isfile(text):
             return from_edge_list(text, weights)
         raise GraphError(f"no graph or edge list is called {text!r}; accepted: {_accepted()}")
-    form, kinds, build = _FORMS[head]
-    sizes = ":".join(given).split("x") if head in ("grid", "torus") else given
-    try:
-        values = [kind(size) for kind, size in zip(kinds, sizes, strict=True)]
-    except ValueError:
-        raise GraphError(f"{text!r} does not read as {form}; accepted: {_accepted()}") from None
+    values, build = _sizes(text), _FORMS[head][2]
     drawn = {"seed": seed} if head in ("random-regular", "erdos-renyi") else {}
     return build(*values, weights=weights, **drawn)
+
+
+def agents_of(text: str) -> int:
+    """How many agents a text such as `grid:3x4` asks for, without building the graph."""
+    head = text.partition(":")[0]
+    if head not in _FORMS:
+        raise GraphError(f"no graph is called {text!r}; accepted: {_accepted()}")
+    values = _sizes(text)
+    if head == "links":
+        return 1 + max((int(one) for one in re.findall("[0-9]+", values[0])), default=0)
+    if head == "hypercube":
+        return int(2 ** min(values[0], 64))
+    return math.prod(values) if head in ("grid", "torus") else int(values[0])
+
+
+def _sizes(text: str) -> list[Any]:
+    """The numbers behind the name of a form, each of its kind."""
+    head, *given = text.split(":")
+    form, kinds, _ = _FORMS[head]
+    sizes = ":".join(given).split("x") if head in ("grid", "torus") else given
+    try:
+        return [kind(size) for kind, size in zip(kinds, sizes, strict=True)]
+    except ValueError:
+        raise GraphError(f"{text!r} does not read as {form}; accepted: {_accepted()}") from None
 
 
 def as_graph(given: Graph | str) -> Graph:

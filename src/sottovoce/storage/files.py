@@ -7,9 +7,14 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+_CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM)
+"""Of a folder that may be written and not be read, or a file system without such a thing."""
+
 
 def write_atomic(path: str | Path, content: bytes, private: bool = False) -> None:
     """Replace the file `path` by `content` at once: after a crash the old or the new one is there.
+
+    Once this returns it is the new one, after a power cut, too.
 
     A symbolic link stays, and the file that it names is replaced. What is not a file is refused.
     private: only its owner can read the file, from its first moment on.
@@ -17,7 +22,7 @@ def write_atomic(path: str | Path, content: bytes, private: bool = False) -> Non
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
         raise FileExistsError(errno.EEXIST, "it exists and is not a regular file", str(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     name = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         mode = 0o600 if private else 0o666
@@ -29,6 +34,7 @@ def write_atomic(path: str | Path, content: bytes, private: bool = False) -> Non
             file.flush()
             os.fsync(file.fileno())
         os.replace(name, path)
+        _sync(path.parent)
     except BaseException:
         name.unlink(missing_ok=True)
         raise
@@ -37,3 +43,26 @@ def write_atomic(path: str | Path, content: bytes, private: bool = False) -> Non
 def write_json(path: str | Path, content: Any) -> None:
     """Write `content` as JSON, atomically; NaN and infinity are refused because JSON has none."""
     write_atomic(path, json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")
+
+
+def make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Make a folder and those above it, so that they are there after a power cut, too."""
+    new = [one for one in (folder, *folder.parents) if not one.exists()]
+    folder.mkdir(parents=True, exist_ok=True, mode=mode)
+    for one in new:
+        _sync(one.parent)
+
+
+def _sync(folder: Path) -> None:
+    """Make the folder's list of files durable, where the system can."""
+    if os.name != "posix":
+        return
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:
+            raise

@@ -12,10 +12,15 @@ from sottovoce.errors import ResultError
 from sottovoce.storage.files import write_atomic, write_json
 
 
-def save_pair(stem: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Write `stem.safetensors` and `stem.json`, which holds the other's digest."""
+def save_pair(
+    stem: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], private: bool = False
+) -> None:
+    """Write `stem.safetensors` and `stem.json`, which holds the other's digest.
+
+    private: the owner alone can read the tensors.
+    """
     content = _encode(tensors, {})
-    write_atomic(beside(stem, ".safetensors"), content)
+    write_atomic(beside(stem, ".safetensors"), content, private)
     digest = hashlib.sha256(content).hexdigest()
     write_json(beside(stem, ".json"), {**facts, "tensors_sha256": digest})
 

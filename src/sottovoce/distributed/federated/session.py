@@ -88,7 +88,11 @@ class Federation:
             )
         self.monitor = Monitor(state, identity.name, self.agreement.terms.rounds)
         self._optimizer: DecentralizedSGD | None = None
-        self._met = max((int(one["after_round"]) for one in state.history()), default=0)
+        # After a crash the history may name an edition that was not entered: its meeting is held
+        # again.
+        edition, history = self.agreement.edition, state.history()
+        entered = [one for one in history if int(one["edition"]) <= edition]
+        self._met = max((int(one["after_round"]) for one in entered), default=0)
 
     @property
     def name(self) -> str:

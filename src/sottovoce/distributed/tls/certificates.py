@@ -144,3 +144,20 @@ def _load(made: ssl.SSLContext, content: bytes) -> None:
         made.load_cert_chain(path)
     finally:
         os.unlink(path)
+
+
+def require_peers(
+    agent: int, peers: Sequence[Peer], neighbours: Sequence[int], key: "Ed25519PrivateKey"
+) -> None:
+    """Raise unless numbers, names and keys fit together."""
+    if [peer.agent for peer in peers] != list(range(len(peers))) or not 0 <= agent < len(peers):
+        raise DistributedError("peers must be all agents of the training, ascending by number")
+    if len({peer.public_key for peer in peers}) < len(peers):
+        raise DistributedError("two agents have the same public key; every agent needs its own")
+    if key.public_key().public_bytes_raw() != peers[agent].public_key:
+        raise DistributedError(
+            f"the private key is not that of agent {agent}, {peers[agent].name}; give the key file "
+            "whose card the others have"
+        )
+    if wrong := [j for j in neighbours if j == agent or not 0 <= j < len(peers)]:
+        raise DistributedError(f"agents {wrong} cannot be neighbours of agent {agent}")

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sottovoce.distributed.frames import TRAILER_BYTES, Frame, Inbox
 from sottovoce.distributed.tls.certificates import Peer
+from sottovoce.errors import DistributedError
 
 Place = tuple[int, int]
 """The number of an exchange and a segment of it."""
@@ -37,6 +38,7 @@ class Session:
     An SSLSocket that one thread reads while another writes breaks now and then. life: drawn by the
     process at the other end when it started. outgoing: records that leave before any segment.
     needed: the next segment that the other end wants, and the channel; None until it says so.
+    asked: the channels for which it has said so.
     busy: whether something is being written. written: bytes of messages so far.
     """
 
@@ -46,6 +48,7 @@ class Session:
     outgoing: "deque[bytes]" = field(default_factory=deque)
     needed: Place | None = None
     channel: int = 0
+    asked: set[int] = field(default_factory=set)
     has_asked: bool = False
     busy: bool = False
     written: int = 0
@@ -153,3 +156,13 @@ def who_listens(one: Peer, other: Peer) -> Peer | None:
     """The end of a link that listens: the only one that can be dialled, or the lower number."""
     able = [peer for peer in (one, other) if peer.address is not None]
     return min(able, key=lambda peer: peer.agent) if able else None
+
+
+def dials(own: Peer, other: Peer) -> bool:
+    """Whether this end of a link dials the other one; refused where neither can be dialled."""
+    listening = who_listens(own, other)
+    if listening is None:
+        raise DistributedError(
+            f"neither {own.name} nor {other.name} can be dialled; one end of every link must listen"
+        )
+    return listening is other

@@ -23,6 +23,8 @@ from sottovoce.distributed.tls.records import (
 
 MOST_WRITTEN = 1 << 37
 """Bytes under one key: 2^23 records, where RFC 8446, section 5.5, allows AES-GCM 2^24.5."""
+_MOST_TRAININGS = 64
+"""Trainings that one pair of connections may carry, one after the other."""
 
 
 class Station(Protocol):
@@ -39,8 +41,8 @@ class Station(Protocol):
     channel: int
     journal: Journal | None
     keeps_digests: bool
-    note: Callable[..., None]
 
+    def note(self, event: str, **about: Any) -> None: ...
     def heard(self, link: Link, session: Session, said: Mapping[str, Any]) -> None: ...
     def lost(self, session: Session, reason: str) -> bool: ...
     def refuse(self, link: Link, session: Session, reason: str) -> None: ...
@@ -92,7 +94,7 @@ class Traffic:
                     return
                 record = session.outgoing.popleft() if session.outgoing else None
                 place = None if record else session.needed
-                in_memory = place is not None and station.memory == place[0]
+                in_memory = place is not None and 0 < station.memory == place[0]
                 session.busy = True
                 renew = in_memory and place is not None and _may_renew(link, session, place)
             if renew:
@@ -138,14 +140,23 @@ class Traffic:
             elif header.kind == DOCUMENT:
                 station.heard(link, session, read_json(session.reading, header.length))
             elif header.kind == NEED:
-                with station.changed:
-                    session.needed, session.channel = (
-                        (header.number, header.segment),
-                        header.channel,
-                    )
-                    station.changed.notify_all()
+                self._begin_at(session, header)
             else:
                 raise Refused(f"a record of kind {header.kind} in the midst of a connection")
+
+    def _begin_at(self, session: Session, header: Header) -> None:
+        """Send from the segment that the other end needs, which it says once for each training.
+
+        Said again it could skip what is being written, so that the next message, not yet masked and
+        not yet in the journal, would be written to the buffer under the writer.
+        """
+        with self._station.changed:
+            said = session.asked
+            if header.number < 1 or header.channel in said or len(said) >= _MOST_TRAININGS:
+                raise Refused("it says more than once, or for no exchange, what it needs")
+            said.add(header.channel)
+            session.needed, session.channel = (header.number, header.segment), header.channel
+            self._station.changed.notify_all()
 
     def _receive(self, link: Link, session: Session, header: Header) -> None:
         """Take in the segment that is awaited, and no other, where it belongs."""

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from sottovoce.distributed.frames import Frame, Inbox
 from sottovoce.distributed.mask_keys import Session as Training
-from sottovoce.distributed.tls.certificates import Peer, context
+from sottovoce.distributed.tls.certificates import Peer, context, require_peers
 from sottovoce.distributed.tls.doors import Door, Greeting, Note, dial, shut
-from sottovoce.distributed.tls.links import Heard, Link, Session, who_listens
+from sottovoce.distributed.tls.links import Heard, Link, Session, dials
 from sottovoce.distributed.tls.pinned import PinnedKeys
 from sottovoce.distributed.tls.records import DOCUMENT, NEED, Header, Refused, json_record
 from sottovoce.distributed.tls.traffic import Traffic
@@ -76,7 +76,7 @@ class TlsTransport(Transport):
         identities: Identities | None = None,
         settings: Settings | None = None,
     ) -> None:
-        _require_peers(agent, peers, neighbours, private_key)
+        require_peers(agent, peers, neighbours, private_key)
         asked = settings or Settings()
         if not 0 < asked.patience < float("inf"):
             raise DistributedError(f"patience is {asked.patience}; accepted: a positive number")
@@ -92,10 +92,11 @@ class TlsTransport(Transport):
         self.opened, self.channel = 0, 0
         own = peers[agent]
         self.links = {
-            j: Link(peers[j], _dials(own, peers[j]), position)
+            j: Link(peers[j], dials(own, peers[j]), position)
             for position, j in enumerate(sorted(neighbours))
         }
-        self.note = asked.log or (lambda event, **about: None)
+        self._log = asked.log
+        self._fault: Exception | None = None
         self.keeps_digests = asked.log is not None
         self._said: dict[str, tuple[dict[str, Any], int]] = {}
         self._asking: str | None = None
@@ -107,6 +108,17 @@ class TlsTransport(Transport):
             if link.dials:
                 tls = context(private_key, own.name, [link.peer], server=False)
                 threading.Thread(target=self._keep_dialled, args=(link, tls), daemon=True).start()
+
+    def note(self, event: str, **about: Any) -> None:
+        """Give an event to the log; where that fails, the thread that waits ends the training."""
+        if self._log is None:
+            return
+        try:
+            self._log(event, **about)
+        except Exception as error:
+            with self.changed:
+                self._fault = self._fault or error
+                self.changed.notify_all()
 
     def gather(self, document: Mapping[str, Any], purpose: str) -> dict[int, dict[str, Any]]:
         with self.changed:
@@ -311,7 +323,13 @@ class TlsTransport(Transport):
         """Wait, with the lock held, for something that a neighbour must do."""
         link = self.links[neighbour]
         left = max(0.0, deadline - time.monotonic())
-        if self.changed.wait_for(lambda: condition() or self.is_over, left) and condition():
+        self.changed.wait_for(lambda: condition() or self.is_over or self._fault, left)
+        if self._fault:
+            raise DistributedError(
+                f"agent {self.agent} cannot keep its log: {self._fault}. The state is as before "
+                "the round; make room, and start this agent again"
+            ) from self._fault
+        if condition():
             return
         how = "the connections were ended" if self.is_over else f"it was silent for {left:.3g} s"
         where = purpose or f"round {number}"
@@ -364,29 +382,3 @@ class TlsTransport(Transport):
                     # Nothing moved: another connection at once would end in the same way.
                     self.changed.wait_for(lambda: self.is_over, pause)
                     pause = min(2 * pause, _PAUSES[1])
-
-
-def _dials(own: Peer, other: Peer) -> bool:
-    listening = who_listens(own, other)
-    if listening is None:
-        raise DistributedError(
-            f"neither {own.name} nor {other.name} can be dialled; one end of every link must listen"
-        )
-    return listening is other
-
-
-def _require_peers(
-    agent: int, peers: Sequence[Peer], neighbours: Sequence[int], key: "Ed25519PrivateKey"
-) -> None:
-    """Raise unless numbers, names and keys fit together."""
-    if [peer.agent for peer in peers] != list(range(len(peers))) or not 0 <= agent < len(peers):
-        raise DistributedError("peers must be all agents of the training, ascending by number")
-    if len({peer.public_key for peer in peers}) < len(peers):
-        raise DistributedError("two agents have the same public key; every agent needs its own")
-    if key.public_key().public_bytes_raw() != peers[agent].public_key:
-        raise DistributedError(
-            f"the private key is not that of agent {agent}, {peers[agent].name}; give the key file "
-            "whose card the others have"
-        )
-    if wrong := [j for j in neighbours if j == agent or not 0 <= j < len(peers)]:
-        raise DistributedError(f"agents {wrong} cannot be neighbours of agent {agent}")
