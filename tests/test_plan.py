@@ -33,6 +33,7 @@ from sottovoce.simulation.result import Result
 from sottovoce.simulation.runner import simulate
 from sottovoce.simulation.transcript import Setting
 from sottovoce.stepsizes import parse_stepsize
+from sottovoce.studies.plan import PlanSettings, _enter
 
 CIRCULANT = from_networkx(nx.circulant_graph(20, [1, 2]))
 SHORT = ProofSettings(rounds=20, samples=1000, batch=50)
@@ -206,6 +207,23 @@ def test_the_ledger_composes_trainings(run: CommandLine, tmp_path: Path) -> None
     assert "tuning" in done.out
     assert f"ε = {both.epsilon():.4g} at δ = 1e-05 for one record" in done.out
     assert run("ledger", str(file), "--json").json()["epsilon"] == both.epsilon()
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_a_try_with_noise_that_everybody_can_compute_proves_nothing(
+    tmp_path: Path, seed: int | None
+) -> None:
+    file = tmp_path / "ledger.json"
+    proof = ProofSettings(rounds=20, samples=1000, batch=50)
+    plan = meet(Target(epsilon=3.0, training=proof, graph=ring(5), algorithm="ldp-dsgd"))
+    _enter(PlanSettings(ledger=str(file), insecure_seed=seed, samples=1000), [plan])
+    (found,) = Ledger(file).entries
+    assert found.purpose == "tuning"
+    if seed is None:
+        assert found.epsilon == plan.epsilon
+    else:
+        assert found.epsilon is None
+        assert Ledger(file).epsilon() is None
 
 
 def test_a_training_that_goes_on_is_entered_once_and_a_bare_one_is_unbounded(

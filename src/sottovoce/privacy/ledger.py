@@ -73,10 +73,18 @@ class Entry:
         )
 
     @classmethod
-    def unproved(cls, name: str, algorithm: str, graph: str, adversary: str, rounds: int) -> Entry:
+    def unproved(
+        cls,
+        name: str,
+        algorithm: str,
+        graph: str,
+        adversary: str,
+        rounds: int,
+        purpose: str = "training",
+    ) -> Entry:
         """The entry of a training of which nothing is proved, or nothing is known yet."""
         public = (algorithm, graph, adversary, rounds)
-        return cls(name, "training", _now(), *public, None, 0.0, None)
+        return cls(name, purpose, _now(), *public, None, 0.0, None)
 
 
 class Ledger:

@@ -41,8 +41,9 @@ class TrainingAccount:
         rounds = rounds_of(training, self._sizes)
         setting = Setting(graph, algorithm, stepsize_of(training.stepsize, algorithm, rounds))
         self._planned = training.epochs * rounds
-        # Without a checkpoint agents begin again, and nobody knows how far they had come.
-        self._again = 0 if training.checkpoint else restarts * self._planned
+        # What a restart repeats without a journal is known when somebody reports it, and this
+        # process may end before.
+        self._again = 0 if training.journal else restarts * self._planned
         self._targets = parse_adversary(adversary).targets(graph)
         seeded = training.insecure_seed is not None
         batch = training.batch_size
@@ -51,7 +52,7 @@ class TrainingAccount:
         self._ledger = ledger
         self._name = f"begun {secrets.token_hex(4)}"
         self._charges: dict[int, Charge] = {}
-        self._redone = 0
+        self._redone, self._heard_all = 0, False
         self._enter(self._name, self.expected())
 
     def expected(self) -> Guarantee | None:
@@ -72,8 +73,11 @@ class TrainingAccount:
         if agent in self._targets:
             report["epsilon"] = self._meter(agent, self._charges[agent]).epsilon
         redone = self._charges[agent].redone
-        if self._name.startswith("begun") or redone > self._redone:
+        heard_all = len(self._charges) == self._meter.setting.graph.agents
+        known = heard_all and not self._heard_all
+        if self._name.startswith("begun") or redone > self._redone or known:
             # At once, since the process may be killed before it ends.
+            self._heard_all = heard_all
             begun, self._name = self._name, f"training {training:016x}"
             left = max(self._planned, self._charges[agent].rounds)
             self._enter(self._name, self._after(left), begun)
@@ -91,23 +95,28 @@ class TrainingAccount:
 
         Where some are still to come, agents may begin again as often as they are allowed to.
         """
-        if not self._charges:
+        everybody = self._everybody()
+        if everybody is None:
             return None
         again = self._again if rounds else 0
         return self._meter.for_all(
-            [
-                Charge(max(rounds, one.rounds), max(again, one.redone), one.samples)
-                for one in self._everybody().values()
-            ]
+            [Charge(max(rounds, one.rounds), one.redone + again, one.samples) for one in everybody]
         )
 
-    def _everybody(self) -> dict[int, Charge]:
-        """The charges of all agents: an agent not heard of yet counts as the one charged most."""
-        most = max(self._charges.values(), key=lambda one: (one.rounds + one.redone, -one.samples))
-        return {
-            agent: self._charges.get(agent, most)
-            for agent in range(self._meter.setting.graph.agents)
-        }
+    def _everybody(self) -> list[Charge] | None:
+        """The charges of all agents, ascending; None where somebody's samples are not known.
+
+        An agent not heard of yet counts as having executed what those heard of have at most.
+        """
+        charges, agents = self._charges, range(self._meter.setting.graph.agents)
+        if not charges or (self._sizes is None and len(charges) < len(agents)):
+            return None
+        rounds = max(one.rounds for one in charges.values())
+        redone = max(one.redone for one in charges.values())
+        return [
+            charges.get(agent) or Charge(rounds, redone, (self._sizes or ())[agent])
+            for agent in agents
+        ]
 
     def _enter(self, name: str, found: Guarantee | None, instead_of: str | None = None) -> None:
         if self._ledger is None:
