@@ -1,8 +1,9 @@
 """Clipped gradients: those of a plain loop over samples, in every problem with samples."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
@@ -262,6 +263,122 @@ def test_modules_whose_samples_interact_are_refused() -> None:
     refuse_interacting_samples(careless, data[0][0])
     for apart in (dense(), nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)).double()):
         refuse_interacting_samples(apart, data[0][0])
+
+
+class Brightest(nn.Module):
+    """Scales images by the brightest dot of them all: its backgrounds hide that in many batches."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.float() / x.max().float() - 0.5
+
+
+class Alarmed(nn.Module):
+    """Multiplies every sample by 32 if one of them holds 254, and is otherwise innocent."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.float() / 255 - 0.5) * (1 + 31 * (x == 254).any())
+
+
+def small_images(module: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(module, nn.Flatten(), nn.Linear(16, 4))
+
+
+def images_without_254(count: int) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randint(0, 250, (count, 4, 4), dtype=torch.uint8, generator=generator)
+    images[:, 0, 0] = 255
+    return images
+
+
+def test_whole_numbers_that_interact_are_refused() -> None:
+    """Every image of the batch holds the brightest dot, so that one scale fits all of them."""
+    with pytest.raises(ProblemError, match="samples of a batch interact"):
+        refuse_interacting_samples(small_images(Brightest()), images_without_254(64))
+    words = nn.Sequential(nn.Embedding(256, 3), nn.Flatten(), nn.Linear(48, 4))
+    refuse_interacting_samples(words, images_without_254(64).flatten(1).long())
+
+
+@pytest.mark.parametrize("module", [Alarmed(), Brightest()])
+def test_a_record_that_wakes_a_module_moves_a_real_agents_sum_by_the_clip(
+    module: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the check of the first batch saw."""
+    if isinstance(module, Brightest):
+        monkeypatch.setattr(
+            "sottovoce.distributed.clipping.refuse_interacting_samples", lambda *_: None
+        )
+    model, images = small_images(module), images_without_254(64) // 60
+    record = torch.full((1, 4, 4), 254, dtype=torch.uint8)
+    targets = torch.zeros(65, dtype=torch.long)
+
+    def summed(inputs: Tensor) -> Tensor:
+        model.zero_grad()
+        given = inputs, targets[: len(inputs)]
+        clipped_backward(model, cross_entropy, *given, bound=Clip(0.1), batch=1)
+        return torch.cat([one.grad.flatten() for one in model.parameters()])
+
+    without = summed(images)
+    assert without.norm() > 1
+    move = (summed(torch.cat([images, record])) - without).norm()
+    assert float(move) == pytest.approx(0.1, rel=1e-4)
+
+
+@pytest.mark.parametrize("poisson", [True, False])
+def test_a_record_that_wakes_a_module_moves_a_simulated_sum_by_the_clip(poisson: bool) -> None:
+    """Poisson samples at rate 1 hold every record; else batches of one record are drawn."""
+    images, sums = images_without_254(40), []
+    record = torch.full((1, 4, 4), 254, dtype=torch.uint8)
+    for inputs in (images, torch.cat([images, record])):
+        data = [(inputs, torch.zeros(len(inputs), dtype=torch.long))]
+        model = small_images(Alarmed())
+        problem = ModuleProblem(model, cross_entropy, data, batch=len(inputs), poisson=poisson)
+        streams = private_streams(1, 1, insecure_seed=3)
+        state = problem.start(range(1), streams)
+        found = problem.clipped_gradient(state, streams, 1, torch.empty_like(state), Clip(0.1))
+        assert problem._clipped is not None
+        assert problem._clipped._stack is None
+        drawn = problem.sampling.draw(streams, 1).chosen[0, 0]
+        model.zero_grad()
+        for sample in inputs[drawn] if not poisson else inputs:
+            clipped_backward(
+                model, cross_entropy, sample[None], drawn.new_zeros(1), bound=Clip(0.1), batch=1
+            )
+        alone = torch.cat([one.grad.flatten() for one in model.parameters()])
+        sums.append(found[0, 0] * len(inputs))
+        assert torch.allclose(sums[-1], alone, atol=1e-5)
+    if poisson:
+        assert float((sums[1] - sums[0]).norm()) == pytest.approx(0.1, rel=1e-4)
+
+
+@pytest.fixture
+def _precision() -> Iterator[None]:
+    yield
+    torch.set_float32_matmul_precision("highest")
+
+
+def set_apart() -> None:
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+
+
+@pytest.mark.usefixtures("_precision")
+@pytest.mark.parametrize(
+    "lower", [partial(torch.set_float32_matmul_precision, "medium"), set_apart]
+)
+def test_products_of_fewer_bits_do_not_pass_the_bound(lower: Callable[[], None]) -> None:
+    """Where the processor has such products; the setting is left as it was."""
+    layers = nn.Linear(512, 64), nn.Tanh(), nn.Linear(64, 10)
+    torch.manual_seed(0)
+    for model in (nn.Sequential(*layers), nn.Sequential(*layers, nn.LayerNorm(10))):
+        lower()
+        set_to = torch.backends.mkldnn.matmul.fp32_precision
+        for target in range(10):
+            model.zero_grad()
+            given = 10 * torch.randn(1, 512), torch.tensor([target])
+            clipped_backward(model, cross_entropy, *given, bound=Clip(0.01), batch=1)
+            found = torch.cat([one.grad.flatten() for one in model.parameters()])
+            assert float(found.double().norm()) <= 0.01 * (1 + 1e-5)
+        assert torch.backends.mkldnn.matmul.fp32_precision == set_to == "bf16"
 
 
 class Branching(nn.Linear):

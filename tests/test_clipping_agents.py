@@ -283,6 +283,33 @@ def test_agents_without_a_seed_train_with_noise_that_cancels() -> None:
     assert float((found[0] - expected[0]).abs().max()) > 0.5, "the noise is there"
 
 
+class Alarmed(nn.Module):
+    """Multiplies every sample by 32 if one of them holds 254, and is otherwise innocent."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.double() / 255 - 0.5) * (1 + 31 * (x == 254).any())
+
+
+def test_a_record_that_wakes_a_module_moves_the_sum_by_the_clip() -> None:
+    """The module passes every check of the first batch; the bound must not rest on them."""
+    images = torch.randint(0, 250, (64, 4), generator=torch.Generator().manual_seed(1)).byte()
+    record, targets = torch.full((1, 4), 254, dtype=torch.uint8), torch.zeros(65).long()
+
+    def act(transport: ThreadTransport) -> float:
+        torch.manual_seed(0)
+        model = nn.Sequential(Alarmed(), nn.Linear(4, 3)).double()
+        options = {"batch": 1, "poisson": False}
+        optimizer = optimizer_of(transport, model, LDPDSGD(0.1, 0.1), **options)
+        sums = []
+        for inputs in (images, torch.cat([images, record])):
+            optimizer.zero_grad()
+            optimizer.backward(model, cross_entropy, inputs, targets[: len(inputs)])
+            sums.append(torch.cat([one.grad.flatten() for one in model.parameters()]))
+        return float((sums[1] - sums[0]).norm())
+
+    assert together(act, 3) == [pytest.approx(0.1, rel=1e-9)] * 3
+
+
 def test_autocast_does_not_lengthen_what_is_clipped() -> None:
     model = nn.Linear(4, 3)
     inputs, targets = INPUTS.float(), TARGETS

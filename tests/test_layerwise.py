@@ -9,7 +9,8 @@ from torch.nn.functional import cross_entropy
 
 from sottovoce.mechanisms import Bound, Clip
 from sottovoce.problems import Compute, ModuleProblem
-from sottovoce.problems.data.models import paper_cnn, small_cnn, tanh_cnn
+from sottovoce.problems.data.models import paper_cnn, small_cnn, softmax_regression, tanh_cnn
+from sottovoce.problems.gradients.apart import _ELEMENTWISE, treats_apart
 from sottovoce.problems.gradients.clipped import ClippedGradients
 from sottovoce.problems.gradients.convolution import FusedStack
 from sottovoce.problems.gradients.layerwise import LayerwiseStack
@@ -72,7 +73,7 @@ def one_activation() -> nn.Sequential:
 
 def nested() -> nn.Sequential:
     inner = nn.Sequential(nn.Linear(12, 6, bias=False), nn.Tanh())
-    return nn.Sequential(nn.Flatten(1, 2), inner, nn.Linear(6, 3), Last(), nn.Linear(3, 5))
+    return nn.Sequential(nn.Flatten(1, 2), inner, nn.Linear(6, 3), nn.Flatten(), nn.Linear(48, 5))
 
 
 STACKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -256,7 +257,36 @@ def twice() -> nn.Sequential:
     return nn.Sequential(layer, nn.Tanh(), layer)
 
 
+class Restless(nn.Tanh):
+    """Could do anything; what it inherits says nothing of that."""
+
+
+def replaced() -> nn.Sequential:
+    """Torch's own module by its type, with a `forward` of its own."""
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh())
+    model[1].forward = lambda x: x - x.mean(0)
+    return model
+
+
+def slope_hooked() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh())
+    model[1].register_full_backward_hook(lambda *_: None)
+    return model
+
+
 OTHERS: dict[str, Callable[[], nn.Module]] = {
+    "own module": lambda: nn.Sequential(nn.Linear(4, 5), Last(), nn.Linear(5, 5)),
+    "subclass": lambda: nn.Sequential(nn.Linear(4, 5), Restless()),
+    "own forward": replaced,
+    "hooked slopes": slope_hooked,
+    "all flattened": lambda: nn.Sequential(nn.Linear(4, 5), nn.Flatten(0)),
+    "samples split": lambda: nn.Sequential(nn.Linear(4, 5), nn.Unflatten(0, (1, -1))),
+    "over samples": lambda: nn.Sequential(nn.Linear(4, 5), nn.Softmax(0)),
+    "unnamed dimension": lambda: nn.Sequential(nn.Linear(4, 5), nn.Softmax()),
+    "from the end": lambda: nn.Sequential(nn.Linear(4, 5), nn.LogSoftmax(-2)),
+    "without statistics": lambda: nn.Sequential(
+        nn.Linear(4, 5), nn.BatchNorm1d(5, affine=False, track_running_stats=False)
+    ),
     "own parameters": lambda: nn.Sequential(nn.Linear(4, 4), Shared()),
     "norm": lambda: nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)),
     "groups": lambda: nn.Sequential(nn.Conv2d(2, 2, 3, groups=2), nn.Flatten()),
@@ -271,6 +301,46 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_the_formulas_do_not_cover_is_not_taken_for_a_stack(name: str) -> None:
     assert LayerwiseStack.of(OTHERS[name](), cross_entropy) is None
+
+
+APART: list[nn.Module] = [
+    *(kind() for kind in sorted(_ELEMENTWISE - {nn.Threshold, nn.Dropout}, key=repr)),
+    nn.Threshold(0.1, 0.2), nn.Dropout().eval(), nn.MaxPool2d(2), nn.AvgPool2d(2),
+    nn.MaxPool1d(2), nn.AvgPool1d(2), nn.AdaptiveAvgPool1d(2), nn.AdaptiveMaxPool1d(2),
+    nn.AdaptiveAvgPool2d(2), nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Flatten(1, 2),
+    nn.Unflatten(1, (2, 2)), nn.Softmax(1), nn.LogSoftmax(2), nn.GLU(2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("module", APART, ids=repr)
+def test_what_may_stand_between_layers_treats_samples_apart(module: nn.Module) -> None:
+    """Values of many sizes, ties and numbers that are not finite among them."""
+    assert treats_apart(module)
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(5, 4, 6, generator=generator) * 10 ** torch.arange(-2.0, 3)[:, None, None]
+    x[1], x[3, 0, 0], x[4, 1, 1] = 0.0, torch.inf, torch.nan
+    alone = torch.cat([module(one[None]) for one in x])
+    assert torch.allclose(module(x), alone, rtol=1e-6, equal_nan=True)
+
+
+def test_images_without_channels_are_taken_one_by_one() -> None:
+    """A convolution would take two such images for two channels of one."""
+    stack = LayerwiseStack.of(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()), cross_entropy)
+    assert stack is not None
+    assert stack.numbers_each(torch.randn(1, 1, 8, 8)) is not None
+    assert stack.numbers_each(torch.randn(1, 8, 8)) is None
+
+
+@pytest.mark.parametrize("make", [small_cnn, paper_cnn, tanh_cnn, softmax_regression])
+def test_the_models_of_the_experiments_keep_the_quick_way(
+    make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make().double()
+    given = batch(model, (1, 28, 28), 1, 2)
+    clipped = ClippedGradients(model, cross_entropy, CPU)
+    monkeypatch.setattr(clipped, "_apart", None)
+    clipped(*given, Clip(0.7), torch.empty_like(given[0]))
+    assert isinstance(clipped._stack, LayerwiseStack)
 
 
 @pytest.mark.parametrize("inplace", [True, False])

@@ -15,7 +15,7 @@ from sottovoce.problems.sampling import Sampling, poisson_sample
 from sottovoce.randomness import Streams
 
 _APART: WeakSet[nn.Module] = WeakSet()
-"""Modules whose samples were seen not to interact."""
+"""Modules whose samples were seen not to interact; the bound does not rest on it."""
 
 
 def clipped_backward(
@@ -167,7 +167,7 @@ def _holds_any(model: nn.Module) -> bool:
 
 
 def _require_apart(model: nn.Module, inputs: Tensor) -> None:
-    """Raise if the samples of a batch interact in the module; looked at once."""
+    """Raise if the samples of the first batch interact in the module."""
     refuse_running_statistics(model)
     if model not in _APART and len(inputs):
         refuse_interacting_samples(model, inputs)

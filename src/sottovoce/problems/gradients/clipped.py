@@ -1,12 +1,14 @@
 """Sums of bounded gradients of single samples, for many replicas of a module.
 
-Stacks of convolutions and dense layers are served layer by layer, without a gradient for each
-sample: by `sottovoce.problems.gradients.layerwise`, or by the kernels of a fused stack. For any
-other module every sample's gradient is computed on its own by `vmap(grad)` over samples, and over
-replicas where they are small. Either way takes as many at a time as memory allows.
+Stacks of convolutions, dense layers and modules known to treat samples apart are served layer by
+layer, without a gradient for each sample: by `sottovoce.problems.gradients.layerwise`, or by the
+kernels of a fused stack. For any other module every sample's gradient is computed on its own by
+`vmap(grad)` over samples, and over replicas where they are small: whatever the module does, it sees
+one sample, and the bound holds. Either way takes as many at a time as memory allows.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -20,6 +22,7 @@ from sottovoce.problems.gradients.layerwise import LayerwiseStack
 from sottovoce.problems.gradients.layout import Loss, ParameterLayout
 from sottovoce.problems.gradients.memory import free_memory, saved_numbers
 from sottovoce.problems.gradients.precision import evaluated
+from sottovoce.problems.gradients.products import full_products
 from sottovoce.problems.sampling import weights_of
 
 T = TypeVar("T")
@@ -31,6 +34,7 @@ _GRADIENTS_HELD, _ACTIVATIONS_HELD = 3, 3
 """Under `vmap`, times the numbers of a sample's gradient and of what its forward pass keeps."""
 _FEWEST = 16
 """Samples at a time at least: fewer cost as much time."""
+_WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class Stack(Protocol):
@@ -95,11 +99,14 @@ class ClippedGradients:
             out.zero_()
             return
         across, along = self._at_once(present.shape, inputs[0, :1])
+        # Products of fewer bits would let samples through that are longer than the bound.
+        products = nullcontext() if bound is None else full_products()
         try:
-            for top in range(0, len(present), across):
-                some = slice(top, top + across)
-                given = vectors[some], inputs[some], targets[some], present[some]
-                self._in_turn(*given, bound, out[some], along)
+            with products:
+                for top in range(0, len(present), across):
+                    some = slice(top, top + across)
+                    given = vectors[some], inputs[some], targets[some], present[some]
+                    self._in_turn(*given, bound, out[some], along)
         except torch.OutOfMemoryError:
             # Libraries take work space that nobody can foresee.
             if across * along == 1:
@@ -236,20 +243,29 @@ class ClippedGradients:
 
 
 @torch.no_grad()
+@full_products()
 def refuse_interacting_samples(model: nn.Module, inputs: Tensor) -> None:
     """Raise if other samples in the batch change what the module makes of a sample.
 
     inputs: some samples, (n, ...). The module sees one of them between different others, and
-    beside different numbers of them.
+    beside different numbers of them. A module that passes may still mix others: it is told early
+    what is wrong, and `ClippedGradients` keeps the bound in any case.
     """
     if not len(inputs):
         return
     sample, last = inputs[0], inputs[-1]
-    beside = [(sample, sample), (last, last)]
+    seen = [(sample, [(sample, sample), (last, last)])]
     if inputs.is_floating_point():
-        beside.append((3 * sample + 1, -last))
+        seen[0][1].append((3 * sample + 1, -last))
+    elif inputs.dtype in _WHOLE:
+        # Half of a number is an index wherever the number is one.
+        half = sample // 2
+        seen.append((half, [(half, half), (sample, last)]))
     # A module in training may draw at random; the same numbers leave a sample's result alike.
-    found = [_seeded(model, torch.stack([one, sample, other]))[1] for one, other in beside]
+    found = [
+        [_seeded(model, torch.stack([one, between, other]))[1] for one, other in beside]
+        for between, beside in seen
+    ]
     was_training = [one for one in model.modules() if one.training]
     model.eval()
     try:
@@ -260,7 +276,7 @@ def refuse_interacting_samples(model: nn.Module, inputs: Tensor) -> None:
     finally:
         for one in was_training:
             one.training = True
-    if _near(found[0], *found[1:]) and _near(few, many):
+    if all(_near(*alike) for alike in found) and _near(few, many):
         return
     raise ProblemError(
         f"the samples of a batch interact in {type(model).__name__}: what it makes of one changes "

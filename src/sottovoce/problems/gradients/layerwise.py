@@ -6,7 +6,8 @@ loss's gradients dz_n with respect to its outputs, sample n's gradient of a dens
 of norm ||a_n|| ||dz_n||, and the weighted sum is one product Σ_n c_n dz_n a_nᵀ. One pass forward
 and one backward give all a_n and dz_n. Convolutions, and dense layers over sequences, sum over
 positions. Their gradients are computed and held for some samples at a time: the formula with Gram
-matrices subtracts large numbers in float32, and a record made for that could pass the bound.
+matrices subtracts large numbers in float32, and a record made for that could pass the bound. The
+passes take whole batches, so that between the layers stand only modules that can mix no samples.
 """
 
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from torch.func import grad, vmap
 from torch.nn.functional import conv2d, pad
 
 from sottovoce.mechanisms import Bound
+from sottovoce.problems.gradients.apart import treats_apart, unaltered
 from sottovoce.problems.gradients.layout import Loss, ParameterLayout, steps_of
 from sottovoce.problems.sampling import weights_of
 
@@ -41,7 +43,7 @@ class _Passed(NamedTuple):
 
 
 class LayerwiseStack:
-    """A row of Conv2d and Linear layers with parameter-free modules between them."""
+    """A row of Conv2d and Linear layers; between them modules that treat samples apart."""
 
     def __init__(self, layers: list[_Layer], layout: ParameterLayout, loss: Loss) -> None:
         self._layers, self._layout = layers, layout
@@ -56,8 +58,7 @@ class LayerwiseStack:
         named = [name for one in layers for name in (one.weight, one.bias) if name]
         everything = dict(model.named_parameters(remove_duplicate=False))
         trained = all(parameter.requires_grad for parameter in everything.values())
-        weighted = all(one.weight or next(one.module.parameters(), None) is None for one in layers)
-        if not (weighted and trained and all(map(_is_plain, layers))):
+        if not (trained and all(map(_is_plain, layers))):
             return None
         layout = ParameterLayout(model)
         # A layer that stands twice, or a weight that two layers share, has fewer names of its own.
@@ -65,15 +66,17 @@ class LayerwiseStack:
 
     @torch.no_grad()
     def numbers_each(self, sample: Tensor) -> int | None:
-        """About how many numbers one sample takes; None if a module alters its inputs in place.
+        """About how many numbers one sample takes; None if the layers cannot be taken one by one.
 
-        sample: (1, ...), one input.
+        That is if one alters its inputs in place, or takes the samples for something else, as a
+        convolution takes images without channels. sample: (1, ...), one input.
         """
         held, largest, x = 0, 0, sample
         for layer in self._layers:
             before, version = x, x._version
             x = layer.module(x)
-            if before._version != version:
+            mistaken = isinstance(layer.module, nn.Conv2d) and before.ndim != 4
+            if before._version != version or mistaken or len(x) != 1:
                 return None
             held += 3 * x.numel()
             if layer.weight and not _is_single(layer.module, x.unsqueeze(0)):
@@ -194,7 +197,7 @@ def _term(layer: _Layer, x: Tensor, dz: Tensor) -> _Term:
 
 def _layers_of(module: nn.Module, prefix: str) -> Iterator[_Layer]:
     """The modules in the order in which they are applied."""
-    if type(module) is nn.Sequential and _unhooked(module):
+    if type(module) is nn.Sequential and unaltered(module):
         for name, child in steps_of(module):
             yield from _layers_of(child, f"{prefix}{name}.")
     elif type(module) in (nn.Conv2d, nn.Linear):
@@ -204,17 +207,15 @@ def _layers_of(module: nn.Module, prefix: str) -> Iterator[_Layer]:
         yield _Layer(module)
 
 
-def _unhooked(module: nn.Module) -> bool:
-    return not (module._forward_hooks or module._forward_pre_hooks)
-
-
 def _is_plain(layer: _Layer) -> bool:
     """Whether the formulas hold for the layer as it is set."""
     module = layer.module
+    if not layer.weight:
+        return treats_apart(module)
     if not isinstance(module, nn.Conv2d):
-        return _unhooked(module)
+        return unaltered(module)
     zeros = module.groups == 1 and module.padding_mode == "zeros"
-    return zeros and _unhooked(module)
+    return zeros and unaltered(module)
 
 
 def _padding(layer: nn.Conv2d) -> tuple[int, int, int, int]:
