@@ -13,12 +13,13 @@ from torch import Tensor, nn
 import sottovoce.distributed as sd
 from chains import EDGES, MOMENTUM
 from federated import agreement, identities, member
-from sottovoce import DSGD, Mechanism
+from sottovoce import DSGD, Mechanism, spent
 from sottovoce.distributed.course import Course as TrainingCourse
 from sottovoce.distributed.standing import Standing
 from sottovoce.errors import DistributedError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.changes import with_member, without
+from sottovoce.mechanisms import LDPDSGD
 from threaded import Killed, Switchboard, ThreadTransport, together
 
 D, STEP = 5, 0.1
@@ -212,6 +213,87 @@ def test_a_standing_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert (again.round, again.epoch, again.executions) == (2, 0, standing.executions)
     assert torch.equal(again.state, standing.state)
     assert set(again.memory) == set(standing.memory) != set()
+
+
+def on_two_boards(act: Callable[[ThreadTransport, ThreadTransport], Any]) -> list[Any]:
+    """What three agents return that meet once, and once more."""
+    second = Switchboard(3)
+    return together(lambda first: act(first, ThreadTransport(second, first.agent)), 3)
+
+
+def ldp(transport: ThreadTransport) -> sd.DecentralizedSGD:
+    model = nn.Linear(4, 2).double()
+    given = {"batch": 8, "poisson": True}
+    return sd.DecentralizedSGD(model, LDPDSGD(0.5), "ring:3", "0.1", transport=transport, **given)
+
+
+def play_samples(optimizer: sd.DecentralizedSGD, rounds: int) -> None:
+    model = nn.Linear(4, 2).double()
+    model.weight, model.bias = optimizer.param_groups[0]["params"]
+    for _ in range(rounds):
+        optimizer.zero_grad()
+        drawn = optimizer.poisson_sample(40)
+        inputs = torch.ones(len(drawn), 4, dtype=torch.float64)
+        targets = torch.zeros(len(drawn), dtype=torch.long)
+        optimizer.backward(model, nn.functional.cross_entropy, inputs, targets)
+        optimizer.step()
+
+
+def test_what_was_executed_is_charged_over_a_change_of_graph_and_no_round_is_played_between() -> (
+    None
+):
+    def act(first: ThreadTransport, second: ThreadTransport) -> int:
+        optimizer = ldp(first)
+        play_samples(optimizer, 4)
+        before = spent(optimizer).epsilon
+        optimizer.regroup("ring:3", second)
+        assert spent(optimizer).epsilon == before
+        with pytest.raises(DistributedError, match=r"call go_on\(standing, folder\)"):
+            play_samples(optimizer, 1)
+        return optimizer.executions.total
+
+    assert on_two_boards(act) == [4] * 3
+
+
+def test_rounds_after_a_standing_was_taken_stay_charged(tmp_path: Path) -> None:
+    def act(first: ThreadTransport, second: ThreadTransport) -> tuple[int, int, bool]:
+        optimizer = ldp(first)
+        play_samples(optimizer, 2)
+        stale = optimizer.standing
+        play_samples(optimizer, 3)
+        before = spent(optimizer).epsilon
+        optimizer.regroup("ring:3", second)
+        optimizer.go_on(stale, tmp_path / str(first.agent))
+        play_samples(optimizer, 1)
+        done, after = optimizer.executions, spent(optimizer).epsilon
+        return (
+            done.total,
+            done.times(3),
+            before is not None and after is not None and after > before,
+        )
+
+    # Rounds 1 to 5, and round 3 again.
+    assert on_two_boards(act) == [(6, 2, True)] * 3
+
+
+def test_folders_of_before_a_change_of_graph_tell_of_the_rounds_after_it(tmp_path: Path) -> None:
+    def act(first: ThreadTransport, second: ThreadTransport) -> None:
+        optimizer = ldp(first)
+        play_samples(optimizer, 2)
+        optimizer.save(tmp_path / "saved")
+        standing = optimizer.standing
+        optimizer.regroup("ring:3", second)
+        optimizer.go_on(standing, tmp_path / "later")
+        play_samples(optimizer, 3)
+
+    def again(transport: ThreadTransport) -> int:
+        optimizer = ldp(transport)
+        optimizer.resume(tmp_path / "saved")
+        assert optimizer.round == 2
+        return optimizer.executions.times(5)
+
+    assert on_two_boards(act) == [None] * 3
+    assert together(again, 3) == [1] * 3
 
 
 def test_a_recording_is_of_one_graph(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """ε of real agents: what their optimizer says, after restarts, and what a ledger is told."""
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,10 @@ def optimizer_of(
 ) -> sd.DecentralizedSGD:
     torch.manual_seed(0)
     model = nn.Linear(4, 3).double()
-    given = {"batch": BATCH, "poisson": True, **options}
+    given = {"stepsize": "0.1", "batch": BATCH, "poisson": True, **options}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return sd.DecentralizedSGD(model, algorithm, ring(3), "0.1", transport=transport, **given)
+        return sd.DecentralizedSGD(model, algorithm, ring(3), transport=transport, **given)
 
 
 def train(optimizer: sd.DecentralizedSGD, until: int) -> None:
@@ -147,6 +148,182 @@ def test_rounds_of_another_training_stay_charged_beside_a_loaded_state() -> None
     assert together(second, 3) == [4 + 2 + 1] * 3
 
 
+def test_a_state_of_another_process_leaves_unknown_what_that_process_did_after_it() -> None:
+    kept: dict[int, dict[str, Any]] = {}
+
+    def first(transport: ThreadTransport) -> None:
+        optimizer = optimizer_of(transport)
+        train(optimizer, 2)
+        kept[transport.agent] = optimizer.state_dict()
+        train(optimizer, 4)
+        optimizer.load_state_dict(kept[transport.agent])
+        train(optimizer, 3)
+        # The control: this process knows what it did since.
+        assert spent(optimizer).epsilon == pytest.approx(expected(4, 1))
+
+    def second(transport: ThreadTransport) -> int:
+        optimizer = optimizer_of(transport)
+        optimizer.load_state_dict(kept[transport.agent])
+        train(optimizer, 3)
+        with pytest.raises(PrivacyError, match="a state_dict of another process was loaded"):
+            spent(optimizer)
+        return optimizer.executions.total
+
+    assert together(first, 3) == [None] * 3
+    assert together(second, 3) == [3] * 3
+
+
+def test_a_state_is_known_where_the_record_of_its_process_was_read(tmp_path: Path) -> None:
+    kept: dict[int, dict[str, Any]] = {}
+
+    def first(transport: ThreadTransport) -> None:
+        optimizer = optimizer_of(transport)
+        optimizer.resume(tmp_path)
+        train(optimizer, 1)
+        kept[transport.agent] = optimizer.state_dict()
+        train(optimizer, 2)
+        optimizer.save(tmp_path)
+
+    def second(transport: ThreadTransport) -> float | None:
+        optimizer = optimizer_of(transport)
+        optimizer.resume(tmp_path)
+        optimizer.load_state_dict(kept[transport.agent])
+        train(optimizer, 2)
+        return spent(optimizer).epsilon
+
+    assert together(first, 3) == [None] * 3
+    # Twenty rounds noted ahead, and round 2 again.
+    assert together(second, 3) == [pytest.approx(expected(20, 1))] * 3
+
+
+def test_every_folder_that_was_saved_to_tells_of_all_rounds(tmp_path: Path) -> None:
+    def first(transport: ThreadTransport) -> None:
+        optimizer = optimizer_of(transport)
+        train(optimizer, 2)
+        optimizer.save(tmp_path / "one")
+        train(optimizer, 4)
+        optimizer.save(tmp_path / "two")
+        optimizer.save(tmp_path / "one" / ".." / "two")
+        train(optimizer, 30)
+
+    def again(folder: str) -> Callable[[ThreadTransport], tuple[int, int, float | None]]:
+        def act(transport: ThreadTransport) -> tuple[int, int, float | None]:
+            optimizer = optimizer_of(transport)
+            optimizer.resume(tmp_path / folder)
+            begun = optimizer.round
+            train(optimizer, begun + 1)
+            return begun, optimizer.executions.total, spent(optimizer).epsilon
+
+        return act
+
+    assert together(first, 3) == [None] * 3
+    for folder, saved, noted in (("two", 4, 45), ("one", 2, 43)):
+        for begun, total, epsilon in together(again(folder), 3):
+            assert (begun, total) == (saved, noted + 1)
+            assert epsilon == pytest.approx(expected(noted, 1))
+
+
+def test_checkpoints_whose_record_is_missing_give_no_guarantee(tmp_path: Path) -> None:
+    def first(transport: ThreadTransport) -> None:
+        optimizer = optimizer_of(transport)
+        train(optimizer, 2)
+        optimizer.save(tmp_path)
+
+    def again(start_over: bool) -> Callable[[ThreadTransport], bool]:
+        def act(transport: ThreadTransport) -> bool:
+            optimizer = optimizer_of(transport)
+            optimizer.resume(tmp_path, start_over=start_over)
+            train(optimizer, optimizer.round + 1)
+            optimizer.save(tmp_path)
+            if transport.agent == 1:
+                with pytest.raises(PrivacyError, match="was missing or torn"):
+                    spent(optimizer)
+                return True
+            return spent(optimizer).epsilon is None
+
+        return act
+
+    assert together(first, 3) == [None] * 3
+    (tmp_path / "executions-1.json").unlink()
+    # Once unknown it stays unknown, over a start from the beginning, too.
+    for start_over in (False, False, True):
+        assert together(again(start_over), 3) == [False, True, False]
+
+
+def test_saving_forgets_no_rounds_that_a_folder_tells_of(tmp_path: Path) -> None:
+    def act(transport: ThreadTransport) -> None:
+        optimizer = optimizer_of(transport)
+        train(optimizer, 2)
+        optimizer.save(tmp_path)
+
+    def again(transport: ThreadTransport) -> int:
+        optimizer = optimizer_of(transport)
+        train(optimizer, 1)
+        optimizer.resume(tmp_path, start_over=True)
+        return optimizer.executions.total
+
+    for _ in range(2):
+        assert together(act, 3) == [None] * 3
+    for error in together(again, 3):
+        assert "1 rounds were played already" in str(error)
+
+    def over(transport: ThreadTransport) -> int:
+        optimizer = optimizer_of(transport)
+        optimizer.resume(tmp_path, start_over=True)
+        return optimizer.executions.total
+
+    assert together(over, 3) == [2 * 22] * 3
+
+
+def test_rounds_played_before_a_resume_are_charged_beside_those_of_the_folder(
+    tmp_path: Path,
+) -> None:
+    def first(transport: ThreadTransport) -> None:
+        optimizer = optimizer_of(transport)
+        train(optimizer, 3)
+        optimizer.save(tmp_path)
+
+    def second(transport: ThreadTransport) -> int:
+        optimizer = optimizer_of(transport)
+        train(optimizer, 2)
+        optimizer.resume(tmp_path)
+        return optimizer.executions.total
+
+    assert together(first, 3) == [None] * 3
+    assert together(second, 3) == [23 + 2] * 3
+
+
+@pytest.mark.parametrize("other", ["noise", "stepsize", "batch", "seed"])
+def test_rounds_under_other_settings_are_not_charged_at_those_of_now(
+    other: str, tmp_path: Path
+) -> None:
+    weak: dict[str, Any] = {
+        "noise": {"algorithm": LDPDSGD(0.05)},
+        "stepsize": {"stepsize": "0.2"},
+        "batch": {"batch": 2 * BATCH},
+        "seed": {"insecure_seed": 3},
+    }[other]
+
+    def act(folder: str, **more: Any) -> Callable[[ThreadTransport], tuple[bool, str]]:
+        def run(transport: ThreadTransport) -> tuple[bool, str]:
+            optimizer = optimizer_of(transport, **{"algorithm": LDPDSGD(2.0), **more})
+            optimizer.resume(tmp_path / folder, start_over=True)
+            train(optimizer, 2)
+            found = spent(optimizer)
+            return found.epsilon is None, " ".join(found.findings())
+
+        return run
+
+    together(act("changed", **weak), 3)
+    for refused, text in together(act("changed"), 3):
+        assert refused
+        assert "executed under other settings" in text
+    # The control: the same settings both times.
+    for _ in range(2):
+        for refused, text in together(act("same"), 3):
+            assert not refused, text
+
+
 def test_a_torn_record_of_executed_rounds_is_refused_and_never_counts_as_none(
     tmp_path: Path,
 ) -> None:
@@ -167,7 +344,7 @@ def test_a_torn_record_of_executed_rounds_is_refused_and_never_counts_as_none(
         try:
             spent(optimizer)
         except PrivacyError as error:
-            return "without samples" in str(error)
+            return "missing or torn" in str(error)
         return False
 
     together(first, 3)
@@ -197,7 +374,7 @@ def test_shared_noise_is_not_accounted_over_a_change_of_graph() -> None:
             course = optimizer._course
             (span,) = course.executions.spans
             course.executions = Executions((span._replace(graph=number_of(ring(5))),))
-            course.executions = course.executions.begun(1, 1, number_of(ring(3)))
+            course.executions = course.executions.begun(1, 1, number_of(ring(3)), span.settings)
             train(optimizer, 2)
             found = spent(optimizer)
             return found.epsilon is not None, " ".join(found.findings())
@@ -297,7 +474,8 @@ def test_starts_that_nobody_can_count_are_charged_as_whole_trainings(tmp_path: P
     account.heard(report(0, 20, 20))
     assert account.end().executed == 40
     saved = replace(training, checkpoint=str(tmp_path))
-    assert TrainingAccount(saved, restarts=2).expected().executed == 20
+    assert TrainingAccount(saved, restarts=2).expected().executed == 60, "until it is reported"
+    assert TrainingAccount(replace(saved, journal=True), restarts=2).expected().executed == 20
 
 
 @pytest.mark.parametrize(("checkpoint", "redone"), [(None, 40), ("here", 0)])

@@ -35,8 +35,8 @@ class Course:
     """The number, epoch and round of a training, and what of it is charged.
 
     facts: what all agents agree on, for good; start: what they agree on at the start alone. edges:
-    whether neighbours share secrets. round: the last one that was finished. executions: the rounds
-    that were executed, in all epochs.
+    whether neighbours share secrets. settings: the number of what a round's cost depends on. round:
+    the last one that was finished. executions: the rounds that were executed, in all epochs.
     """
 
     def __init__(
@@ -46,14 +46,17 @@ class Course:
         facts: Mapping[str, Any],
         edges: bool,
         start: Mapping[str, Any],
+        settings: int = 0,
     ) -> None:
         self._transport, self._graph, self._facts = transport, graph, dict(facts)
         self._edges, self.agent = edges, transport.agent
         self._neighbours = graph.neighbours(self.agent)
         self.round, self.epoch = 0, transport.epoch or 0
-        self._graph_number = number_of(graph)
-        self.executions = Executions().begun(self.epoch, 0, self._graph_number)
-        self._record: Record | None = None
+        self._numbers = number_of(graph), settings
+        self.executions = Executions().begun(self.epoch, 0, *self._numbers)
+        # Of every folder from which somebody may go on: a later round is executed for all of them.
+        self._records: dict[Path, Record] = {}
+        self._home: Path | None = None
         pair, offer = self._offer()
         offers = transport.agree({**facts, **start}, {**offer, "training": secrets.randbits(64)})
         self.training = transport.training or number_of_training(offers)
@@ -67,21 +70,32 @@ class Course:
         self._rounds = rounds
         rounds.belong_to(self.training, self.epoch)
 
+    def follow(self, earlier: "Course") -> None:
+        """Go on charging what was executed among other neighbours, and noting it in their folders.
+
+        The folder of a journal is left as it ends: the journal goes on in another one.
+        """
+        self.executions = earlier.executions.begun(self.epoch, 0, *self._numbers)
+        self._records = {
+            path: one for path, one in earlier._records.items() if path != earlier._home
+        }
+        self._note()
+
     def next_round(self) -> int:
         """The round to come, noted as executed before anything of it is sent."""
         if self._unconfirmed:
             self._require_same_secrets(self.edge_keys)
-        self.executions = self.executions.up_to(self.round + 1)
-        if self._record:
-            self._record.cover(self.executions)
+        self.executions = self.executions.up_to(max(self.round + 1, self.executions.spans[-1].last))
+        for record in self._records.values():
+            record.cover(self.executions)
         return self.round + 1
 
     def draw_from(self, samples: int) -> None:
         """Note how many samples the rounds to come draw their batches from."""
         known = self.executions.spans[-1].samples
         self.executions = self.executions.drawing_from(samples)
-        if self._record and not known:
-            self._record.note(self.executions)
+        if not known:
+            self._note()
 
     def save(
         self, folder: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
@@ -100,6 +114,9 @@ class Course:
         pair, offer = self._offer()
         marks, position = store.marks(), kept.position()
         noted, torn = _noted(record)
+        if not noted.spans and (position or store.written()):
+            # Rounds were played here, and what says how many is gone.
+            noted = UNKNOWN
         epochs = (noted.epoch, *(mark.epoch for mark in marks), (position or {}).get("epoch", -1))
         document = {
             **{
@@ -118,7 +135,9 @@ class Course:
                 "already: round 1 cannot be played again with its private numbers; call resume() "
                 "before the first round"
             )
-        self._record = record
+        self._records[_place(folder)] = record
+        if journal:
+            self._home = _place(folder)
         if plan.how == "journal":
             return self._take_up(kept, noted, store, said)
         checkpoint = None
@@ -127,12 +146,10 @@ class Course:
         if plan.how == "checkpoint":
             saved = store.load(plan.mark.round)
             checkpoint, self.training = saved.beside, saved.training
-            noted = max(noted, saved.executions, key=lambda one: one.total)
-            if self.executions.total:
-                noted = noted.joined(self.executions)
+            noted = noted.joined(saved.executions)
             self._rounds.state.copy_(saved.own.pop("state"))
             self.remember({name.removeprefix(_MEMORY): one for name, one in saved.own.items()})
-        self._enter(plan, noted, pair, said)
+        self._enter(plan, self._with_own(noted), pair, said)
         if plan.how == "start":
             self.save(folder, {}, {})
         # What the frames of an earlier epoch were for is over; its keys go with them.
@@ -144,30 +161,33 @@ class Course:
         return checkpoint
 
     def stand(self, standing: Standing, folder: str | Path) -> None:
-        """Begin the next epoch where an agent stood among other neighbours; all agents do so."""
+        """Begin the next epoch where an agent stood among other neighbours; all agents do so.
+
+        What it has executed since then stays charged.
+        """
         pair, offer = self._offer()
         epoch, place = standing.epoch + 1, {"round": standing.round, "epoch": standing.epoch}
         said = self._transport.gather({**place, "offer": offer}, f"the beginning of epoch {epoch}")
         compare(said, place)
         self._rounds.state.copy_(standing.state)
         self.remember(standing.memory)
-        self._record = Record(folder, self.agent)
+        self._home = _place(folder)
+        self._records[self._home] = Record(folder, self.agent)
         plan = Plan("checkpoint", epoch, Mark(standing.epoch, standing.round))
-        self._enter(plan, standing.executions, pair, said, confirm=True)
+        self._enter(plan, self._with_own(standing.executions), pair, said, confirm=True)
         self.save(folder, {}, {})
         self._rounds.agree_on_masks()
         self._begin_journal(Journal(folder, self.agent, self._facts))
 
-    def go_back(self, round: int, executions: Executions, training: int) -> None:
+    def go_back(self, round: int, executions: Executions) -> None:
         """Begin a new epoch after `round`, from a state that the caller has put back.
 
-        executions, training: those of the state. What this agent has executed since, or in another
-        training, stays charged.
+        executions: those of the state. What this agent has executed since, or in another training,
+        stays charged. What the process that made the state has executed since is known only where
+        it is this one, or where a record of it was read.
         """
-        if self.executions.total:
-            same = training == self.training
-            own = self.executions
-            executions = own.joined(executions) if same else own.added(executions)
+        whole = bool(executions.spans) and self.executions.covers(executions)
+        executions = self._with_own(executions if whole else executions.joined(UNKNOWN))
         pair, offer = self._offer()
         document = {"epoch": max(executions.epoch, self.epoch), "offer": offer}
         said = self._transport.gather(document, "the agreement on a state")
@@ -195,10 +215,8 @@ class Course:
         rounds.state.copy_(entry.state)
         self.remember(entry.memory)
         self._keep_journal(kept)
-        noted = (
-            noted if noted.epoch == self.epoch else noted.begun(self.epoch, 0, self._graph_number)
-        )
-        self.executions = noted.up_to(entry.round)
+        noted = noted if noted.epoch == self.epoch else noted.begun(self.epoch, 0, *self._numbers)
+        self.executions = self._with_own(noted.up_to(entry.round))
         if not entry.finished:
             rounds.finish(entry, *lacking(said, self.agent, self._neighbours))
         self.round = entry.round
@@ -228,9 +246,8 @@ class Course:
                 self._require_same_secrets(keys)
             self._rounds.streams.begin(self.round + 1, None, keys)
         self._rounds.journal = self._transport.journal = None
-        self.executions = noted.begun(self.epoch, self.round, self._graph_number)
-        if self._record:
-            self._record.note(self.executions)
+        self.executions = noted.begun(self.epoch, self.round, *self._numbers)
+        self._note()
 
     def _begin_journal(self, journal: Journal) -> None:
         journal.training, journal.epoch = self.training, self.epoch
@@ -245,9 +262,23 @@ class Course:
         self._transport.stand_in({**nothing, **own}, _RESUMING)
 
     def _note_in(self, folder: str | Path) -> None:
-        if self._record is None:
-            self._record = Record(folder, self.agent)
-            self._record.note(self.executions)
+        """Note the rounds in this folder from here on, beside those that are noted there."""
+        place = _place(folder)
+        if place not in self._records:
+            earlier, _ = _noted(Record(place, self.agent))
+            record = Record(place, self.agent, earlier)
+            record.note(self.executions)
+            self._records[place] = record
+
+    def _note(self) -> None:
+        """Write in every folder what was executed."""
+        for record in self._records.values():
+            record.note(self.executions)
+
+    def _with_own(self, noted: Executions) -> Executions:
+        """These executions and what this process knows of, which stays charged."""
+        own = self.executions
+        return noted if own.known and not own.total else noted.joined(own)
 
     def _checkpoints(self, folder: str | Path) -> Checkpoints:
         store = Checkpoints(folder, self.agent, self._facts, diameter(self._graph.mixing))
@@ -297,6 +328,11 @@ class Course:
         routes = self._graph.routes(self.agent)
         by_receiver = dict(zip(routes.receiver.tolist(), routes.edge.tolist(), strict=True))
         return [by_receiver[j] for j in self._neighbours]
+
+
+def _place(folder: str | Path) -> Path:
+    """One path for a folder, however it is written."""
+    return Path(folder).resolve()
 
 
 def _noted(record: Record) -> tuple[Executions, str]:

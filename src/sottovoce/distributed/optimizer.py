@@ -12,7 +12,7 @@ from sottovoce.distributed.checkpoint import Checkpoint
 from sottovoce.distributed.clipping import Clipping
 from sottovoce.distributed.course import Course
 from sottovoce.distributed.exchange import Exchange
-from sottovoce.distributed.executions import Executions
+from sottovoce.distributed.executions import Executions, number_of_settings
 from sottovoce.distributed.gloo import GlooTransport
 from sottovoce.distributed.handshake import require_same, shared_facts, starting_point
 from sottovoce.distributed.masks import CHECK_WORDS, Masks
@@ -80,6 +80,7 @@ class DecentralizedSGD(torch.optim.Optimizer):
         self._closed = True
         self._failure: str | None = None
         self._not_resumed: str | None = None
+        self._regrouped = False
         self._parameters = Parameters(self.param_groups, module)
         self.state_vector = self._parameters.vector
         check_dimension(self.algorithm, self.graph, len(self.state_vector))
@@ -108,6 +109,12 @@ class DecentralizedSGD(torch.optim.Optimizer):
             )
         if self._not_resumed:
             raise DistributedError(f"the training was not resumed: {self._not_resumed}")
+        if self._regrouped:
+            raise DistributedError(
+                "the optimizer went over to another graph and nobody said from where it goes on; "
+                "take optimizer.standing before regroup(), and call go_on(standing, folder) after "
+                "it, at all agents"
+            )
         refuse_rates(self.param_groups)
         self._clipping.require(self._parameters.tensors)
         if self.algorithm.bound is not None:
@@ -226,7 +233,7 @@ class DecentralizedSGD(torch.optim.Optimizer):
         except BaseException as error:
             self._not_resumed = str(error)
             raise
-        self._not_resumed = None
+        self._not_resumed, self._regrouped = None, False
         return checkpoint
 
     @property
@@ -242,8 +249,9 @@ class DecentralizedSGD(torch.optim.Optimizer):
     def regroup(self, graph: Graph | str, transport: Transport) -> None:
         """Go over to another graph, whose agents all do so; `go_on` then says from where.
 
-        transport: the links to the neighbours in that graph, in which this agent's number may be
-        another one. The parameters keep their values.
+        No round can be played in between; what was executed stays charged. The parameters keep
+        their values. transport: the links to the neighbours in that graph, in which this agent's
+        number may be another one.
         """
         if self._recorder is not None:
             raise DistributedError("a recording is of one graph; regroup without record=True")
@@ -251,17 +259,19 @@ class DecentralizedSGD(torch.optim.Optimizer):
         check(self.algorithm, graph, self.stepsize)
         if self._asked["links"] == "masked":
             require_sums(graph)
-        self.graph = graph
-        self._meet(transport, {})
+        self.graph, self._regrouped = graph, True
+        self._meet(transport, {}, self._course)
 
     def go_on(self, standing: Standing, folder: str | Path) -> None:
         """Continue from a standing, which all agents took after the same round and epoch.
 
         The rounds that follow are a new epoch with fresh secrets, kept with a journal in `folder`.
+        What this agent has executed since the standing was taken stays charged.
         """
         self._parameters.forget()
         with torch.no_grad():
             self._course.stand(standing, folder)
+        self._regrouped = False
 
     def close(self) -> None:
         """Wait until no other agent needs this one; call it before the process ends."""
@@ -280,13 +290,14 @@ class DecentralizedSGD(torch.optim.Optimizer):
         """
         memory = {name: one.clone() for name, one in self._rounds.arithmetic.memory.items()}
         own = {"round": self.round, "memory": memory, "shared": dict(self._facts)}
-        done = {"executions": self.executions.to_json(), "training": self.training}
-        return {**super().state_dict(), **own, **done}
+        return {**super().state_dict(), **own, "executions": self.executions.to_json()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the round of a `state_dict` of the same training; all agents must do so.
 
-        The rounds that follow are a new epoch, with fresh private numbers.
+        The rounds that follow are a new epoch, with fresh private numbers. Nobody can tell how many
+        rounds another process executed after it made the state, so that `sottovoce.spent` says no ε
+        after a state of another process; `save` and `resume` keep account of them.
         """
         require_same(self._facts, state_dict.get("shared", {}), "the state was saved")
         super().load_state_dict(state_dict)
@@ -294,8 +305,8 @@ class DecentralizedSGD(torch.optim.Optimizer):
         self._course.remember(state_dict.get("memory", {}))
         self._parameters.forget()
         executions = Executions.from_json(state_dict.get("executions", ()))
-        training = int(state_dict.get("training", -1))
-        self._course.go_back(int(state_dict["round"]), executions, training)
+        self._course.go_back(int(state_dict["round"]), executions)
+        self._regrouped = False
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Take the parameters of a group; options of its own are refused, the stepsize is one."""
@@ -318,15 +329,26 @@ class DecentralizedSGD(torch.optim.Optimizer):
             "pickled; use save() and resume()"
         )
 
-    def _meet(self, transport: Transport, start: Mapping[str, Any]) -> None:
-        """Agree with the agents of the graph, and lay out all that rounds with them need."""
+    def _meet(
+        self, transport: Transport, start: Mapping[str, Any], earlier: Course | None = None
+    ) -> None:
+        """Agree with the agents of the graph, and lay out all that rounds with them need.
+
+        earlier: what is charged so far.
+        """
         asked, vector = self._asked, self.state_vector
         self.transport, self.agent = transport, transport.agent
         setting = Setting(self.graph, self.algorithm, self.stepsize, asked["private_start"])
         facts = shared_facts(setting, self._parameters.tensors, self._parameters.names)
         self._facts = {**facts, "links": asked["links"], **self._clipping.facts}
-        edges = asked["insecure_seed"] is None and shares_edges(self.algorithm, self.graph)
-        self._course = Course(transport, self.graph, self._facts, edges, start)
+        seeded = asked["insecure_seed"] is not None
+        edges = not seeded and shares_edges(self.algorithm, self.graph)
+        agreed = (self.algorithm, self.stepsize, self.batch, self.poisson)
+        settings = number_of_settings(*agreed, seeded)
+        course = Course(transport, self.graph, self._facts, edges, start, settings)
+        if earlier is not None:
+            course.follow(earlier)
+        self._course = course
         reach = max(part.reach for part in self.algorithm.parts)
         seed, dimension = asked["insecure_seed"], len(vector)
         self.streams = AgentStreams(self.agent, seed, vector.device, dimension, reach)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from sottovoce.distributed import DecentralizedSGD
-from sottovoce.distributed.executions import number_of
+from sottovoce.distributed.executions import number_of, number_of_settings
 from sottovoce.errors import PrivacyError
 from sottovoce.graphs import Graph, parse_graph
 from sottovoce.mechanisms import mechanism_from, shares_edges
@@ -25,6 +25,17 @@ _SEEDED = (
 _REGROUPED = (
     "Some rounds were played on another graph, where the noise that agents share, or that reaches "
     "over rounds, protected less or more: it is not accounted over a change of members"
+)
+_OTHERWISE = (
+    "Some rounds were executed under other settings (algorithm, stepsize, batch, or a seed), or by "
+    "a version that did not note them: what they cost cannot be told from the settings of this "
+    "training. Keep trainings that differ in folders of their own, and add them up in a ledger"
+)
+_UNKNOWN = (
+    "no guarantee for one record can be stated, because rounds may have been executed that no "
+    "record tells of: a file executions-<agent>.json was missing or torn when the training was "
+    "resumed or started over, or a state_dict of another process was loaded; accepted: resume() "
+    "from a folder that is whole"
 )
 
 
@@ -112,6 +123,8 @@ def _of_agent(
     optimizer: DecentralizedSGD, adversary: Adversary | str, delta: float, records: int
 ) -> Guarantee:
     done, batch = optimizer.executions, optimizer.batch
+    if not done.known:
+        raise PrivacyError(_UNKNOWN)
     if not done.rounds or batch is None or not done.samples:
         lacking = "rounds" if not done.rounds else "batch=" if batch is None else "samples"
         raise PrivacyError(
@@ -123,6 +136,9 @@ def _of_agent(
     seeded = optimizer.streams.seeded
     meter = Meter(setting, who, delta, batch, optimizer.poisson, seeded, records)
     found = meter(optimizer.agent, Charge(done.rounds, done.redone, done.samples))
+    agreed = (optimizer.algorithm, optimizer.stepsize, batch, optimizer.poisson)
+    if done.settings != {number_of_settings(*agreed, seeded)}:
+        return _refused(found, _SEEDED if seeded else _OTHERWISE)
     reaches = any(part.reach for part in optimizer.algorithm.parts)
     if done.graphs - {number_of(optimizer.graph)} and (
         reaches or shares_edges(optimizer.algorithm, optimizer.graph)
