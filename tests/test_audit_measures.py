@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from sottovoce import Inputs, ModuleProblem, audit, parse_graph
 from sottovoce.cli.audit import show
-from sottovoce.errors import AttackError
+from sottovoce.errors import AttackError, PrivacyError
 from sottovoce.mechanisms import parse_algorithm
 from sottovoce.privacy.adversaries import View, parse_adversary
 from sottovoce.privacy.attacks import Estimate, LeastSquares
@@ -23,7 +23,12 @@ from sottovoce.privacy.auditor import Audit, AuditSettings, Lined, intervals
 from sottovoce.privacy.auditor.controls import Doubts, failed
 from sottovoce.privacy.auditor.findings import Yardstick, find
 from sottovoce.privacy.auditor.guesses import Guesses
-from sottovoce.privacy.auditor.measures import Identification, Membership, Permitted
+from sottovoce.privacy.auditor.measures import (
+    EpsilonLower,
+    Identification,
+    Membership,
+    Permitted,
+)
 from sottovoce.privacy.auditor.pool import Pool
 from sottovoce.privacy.auditor.public import drawn_for_sure
 from sottovoce.privacy.auditor.rows import NOT_READ, Row
@@ -233,6 +238,68 @@ def test_epsilon_from_messages_lies_below_the_truth_and_follows_the_view() -> No
         parse_algorithm("dsgd"), graph, parse_adversary("eavesdropper"), asked
     )
     assert whole.epsilon == whole.ceiling > 20
+
+
+def messages(algorithm: str, pairs: int = 100, stepsize: str = "0.1/k"):
+    asked = RoundSettings(
+        round=3,
+        agent=0,
+        norm=1.0,
+        stepsize=parse_stepsize(stepsize),
+        pairs=pairs,
+        insecure_seed=1,
+    )
+    who = parse_adversary("eavesdropper")
+    return epsilon_from_messages(parse_algorithm(algorithm), parse_graph("ring:5"), who, asked)
+
+
+@pytest.mark.parametrize("pairs", [100, 101])
+def test_an_odd_number_of_pairs_leaves_canaries_where_they_are(pairs: int) -> None:
+    found = messages("dsgd", pairs)
+    assert found.epsilon == found.ceiling > 15
+
+
+def test_other_noise_than_gaussian_is_bounded_with_nothing_presumed() -> None:
+    assert messages("noisy-dsgd:0.1").gaussian
+    for algorithm, stepsize in (("wang-nedic:0.1", "0.1/k"), ("pdsgd", "experiment:0.1/k")):
+        found = messages(algorithm, stepsize=stepsize)
+        assert not found.gaussian
+        # 100 pairs without any error rule out no more than this.
+        assert found.epsilon <= found.ceiling < 4
+    with pytest.raises(PrivacyError, match="at least 4"):
+        messages("dsgd", 3)
+
+
+def test_the_false_positives_of_few_candidates_are_counted_and_luck_is_no_membership() -> None:
+    assert [Membership.of([1], [0], few).fpr for few in (20, 101, 110, 500)] == pytest.approx(
+        [1 / 20, 1 / 101, 2 / 110, 1 / 100]
+    )
+    # Of 8 records 2 come first among 20: as likely by luck as one of 17.
+    two = Membership.of([1, 1, 9, 12, 8, 11, 10, 13], range(8), 20, Permitted(1.0, 0.0))
+    assert not two.better
+    assert two.tpr_low > 0.01
+    assert two.permitted_tpr == pytest.approx(2.718281828 / 20)
+    draws, lucky = torch.Generator().manual_seed(0), 0
+    for _ in range(300):
+        ranks = torch.randint(1, 21, (64,), generator=draws).double().tolist()
+        lucky += Membership.of(ranks, [at // 8 for at in range(64)], 20).better
+    assert lucky <= 15
+
+
+def test_the_sentence_of_epsilon_from_below_names_what_it_presumes() -> None:
+    lower = EpsilonLower(100, 3.0, 3.0, None, 20.0, 1e-5, 1.0, False)
+    case = ("pdsgd", "1/k", "eavesdropper", 5)
+    said = find(case, [], [], [], Yardstick(50.0, 40.0, 0.1, epsilon_lower=lower)).sentence
+    assert "Gaussian noise is presumed unless the chain says otherwise" in said
+
+
+def test_a_batch_that_was_used_twice_counts_in_full_twice() -> None:
+    found = drawn_for_sure([Release(2.0, 0.1, 5), Release(1.0, 0.1)], 2)
+    assert sorted(found, key=lambda one: (one.multiplier, one.rate)) == [
+        Release(1.0),
+        Release(2.0, 0.1, 4),
+        Release(2.0),
+    ]
 
 
 KINDS = {

@@ -11,8 +11,13 @@ from sottovoce.errors import SottovoceError
 from sottovoce.graphs import parse_graph
 from sottovoce.mechanisms import ALGORITHMS, CLAIMS, Clock, Flow, check, parse_algorithm
 from sottovoce.mechanisms.reference import by_messages, exchange, take_step
+from sottovoce.privacy.auditor import Audit, intervals
+from sottovoce.privacy.auditor.findings import Yardstick
+from sottovoce.privacy.auditor.public import permitted
+from sottovoce.privacy.auditor.rows import CONTROL, EXACT, NOISE, NOT_READ, Row
 from sottovoce.privacy.guarantee import ProofSettings, prove
 from sottovoce.randomness import private_streams
+from sottovoce.simulation.transcript import Setting
 from sottovoce.stepsizes import parse_stepsize
 from sottovoce.storage.execution import Execution
 from sottovoce.studies.claims import (
@@ -25,10 +30,11 @@ from sottovoce.studies.claims import (
     judge,
     judge_mechanism,
 )
+from sottovoce.studies.claims.cells import _measures, _permitted
 from sottovoce.studies.claims.lines import Setup, chosen
 from sottovoce.studies.claims.rest_known import for_one_record, with_rest_known
 from sottovoce.studies.claims.table import claims_tables, dealt, findings, write_page
-from sottovoce.studies.claims.words import MEANINGS, strict_rate
+from sottovoce.studies.claims.words import MEANINGS, strict_auc, strict_rate
 from sottovoce.studies.study import Study
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -72,6 +78,7 @@ def row(**given):
         "reconstruction": None,
         "support": None,
         "refused": "",
+        "not_evidence": [],
     }
     found = copy.deepcopy(found)
     for name, value in given.items():
@@ -124,6 +131,126 @@ def test_a_proof_that_permits_nearly_everything_counts_as_none():
     word, why = judge(row(proved=vacuous, claim={"hides": []}))
     assert word == "not broken here"
     assert "permits nearly everything" in why
+
+
+def test_a_proof_that_permits_nearly_everything_is_broken_by_what_lies_above_it():
+    vacuous = {**PROVED, "epsilon": 8.0, "permitted_auc": 0.9993}
+    below = {"of": "training", "epsilon": 38.0, "exceeds": True}
+    word, why = judge(row(proved=vacuous, claim={"hides": []}) | {"from_below": below})
+    assert (word, why) == ("broken", "ε from below is 38")
+    assert judge(row(proved=vacuous, covered=False) | {"from_below": below})[0] == "broken"
+
+
+def test_what_failed_its_control_is_called_no_evidence_and_what_is_unseen_is_not_denied():
+    trained = {"auc": 0.95, "interval": [0.94, 0.96], "controls_passed": False}
+    word, why = judge(row(training_membership=trained, claim={"hides": ["membership"]}))
+    assert word == "not broken here"
+    assert "what shadow models tell is not evidence: its control failed" in why
+    word, why = judge(row(not_evidence=["posterior"]))
+    assert "posterior is not evidence: its control failed" in why
+    seen = row(identification={"first": 2, "strict": 0.0}, membership={"auc": 0.87})
+    word, why = judge(seen)
+    assert word == "not broken here"
+    assert "better than guessing is not shown at level 0.0001" in why
+    untold = row(claim={"hides": ["membership"]}) | {"training_membership": None}
+    assert "no shadow models: 9 of 16" in judge(untold | {"untold": "9 of 16"})[1]
+    for one in (row(), seen, row(not_evidence=["posterior"])):
+        assert "no attack that was run does better" not in judge(one)[1]
+
+
+def test_what_guesses_rebuild_breaks_nothing():
+    rebuilt = {"strict": 0.1, "recovered": 6, "targets": 12, "by": "x", "recovered_chance": 0.4}
+    assert judge(row(reconstruction=rebuilt))[0] == "not broken here"
+    assert judge(row(reconstruction={**rebuilt, "recovered_chance": 0.0}))[0] == "broken"
+
+
+def test_a_proof_that_the_attacked_records_cannot_refute_is_said_to_be():
+    below = {"of": "training", "epsilon": 0.5, "ceiling": 20.0, "exceeds": False}
+    given = {"identification": {"permitted": 0.53, "most": 0.4}}
+    given["membership"] = {"permitted_auc": 0.99, "most": 0.5}
+    word, why = judge(row(proved=PROVED, **given) | {"from_below": below})
+    assert word == "proved"
+    assert why.endswith("12 attacked records cannot refute it; ε from below can")
+    shadows = {"permitted_auc": 0.9}
+    both = row(proved=PROVED, training_membership=shadows, **given) | {"from_below": below}
+    assert judge(both)[1].endswith("ε from below and shadow models can")
+    assert judge(row(proved=PROVED, **given))[1].endswith("nothing that was run can")
+    able = row(proved=PROVED, identification={"permitted": 0.2, "most": 0.4})
+    assert judge(able) == ("proved", PROVED["sense"])
+
+
+def test_an_auc_of_few_runs_is_widened_by_students_law():
+    told = {"auc": 0.6, "interval": [0.57, 0.63]}
+    assert strict_auc(told) > 0.5 > strict_auc({**told, "runs": 16})
+
+
+def readings(reader, hits, adversary="eavesdropper", attack="elimination", **more):
+    """A row of an audit in which a reader recovered these targets."""
+    low, high = intervals.rate([float(hit) for hit in hits], range(len(hits)))
+    return Row(
+        "pdsgd",
+        "s",
+        adversary,
+        30,
+        attack,
+        reader,
+        len(hits),
+        attacked=len(hits),
+        errors=tuple(0.1 if hit else 9.0 for hit in hits),
+        median_error=9.0,
+        recovered=sum(hits),
+        hits=tuple(hits),
+        low=low,
+        high=high,
+        threshold=1 / 3,
+        runs=tuple(range(len(hits))),
+        **more,
+    )
+
+
+def test_what_a_doubtful_reader_found_is_measured_where_it_counts():
+    """A reader that misses exact gradients and finds nothing in noise: what it finds is found."""
+    found = [
+        readings("posterior", [True] * 8 + [False] * 4),
+        readings("posterior", [True] * 3 + [False] * 5, CONTROL, EXACT),
+        readings("posterior", [False] * 8, CONTROL, NOISE),
+    ]
+    blind = [
+        readings("linear-layer", [False] * 12),
+        readings("linear-layer", [True] * 8, CONTROL, EXACT),
+        readings("linear-layer", [False] * 8, CONTROL, NOISE),
+    ]
+    stricts = []
+    unread = Row("pdsgd", "s", "eavesdropper", 30, "chain", "", 12, refused=NOT_READ)
+    for rows in (found, found + blind, [*found, *blind, unread]):
+        case = ("pdsgd", "s", "eavesdropper", 30)
+        made = Audit(rows, {}, {}, yardsticks={case: Yardstick(9.0, 8.0, 0.1)})
+        (finding,) = made.findings
+        measured = _measures(made, finding, NOTHING_PROVED)
+        assert measured["not_evidence"] == ["posterior"]
+        assert measured["reconstruction"]["recovered"] == 8
+        stricts.append(measured["reconstruction"]["strict"])
+        given = {name: measured[name] for name in ("identification", "membership", "support")}
+        one = row(reconstruction=measured["reconstruction"]) | given
+        assert judge(one)[0] == "broken"
+    # The best of more attacks, those included that were not read, has to show more.
+    assert stricts[0] > stricts[1] > stricts[2] > 0
+
+
+def test_one_attacked_round_counts_in_full_and_the_others_as_sampled():
+    setup = Setup("census", ClaimsSettings(rounds=20))
+    (line,) = chosen(["ldp-dsgd"])
+    mechanism, stepsize = line.mechanism(setup), line.stepsize(setup)
+    who = ClaimsSettings().adversaries()
+    found = _permitted(mechanism, stepsize, setup, who["eavesdropper"])
+    assert found.epsilon == pytest.approx(3.0, rel=0.01)
+    assert 3 < found.in_batch < 10
+    again = _permitted(mechanism, stepsize, setup, who["restart"])
+    assert found.in_batch < again.in_batch < 20
+    one = setup.attacked[0].sampling
+    alone = with_rest_known(mechanism, setup.sizes.batch), for_one_record(stepsize, 32)
+    setting = Setting(setup.graph, *alone)
+    assert permitted(setting, who["eavesdropper"], one, 20).of_batch > 2 * found.in_batch
 
 
 def test_a_promise_about_something_else_than_a_record_is_not_judged_by_records():

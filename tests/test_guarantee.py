@@ -528,6 +528,13 @@ def test_a_fixed_batch_is_not_credited_and_said_to_be() -> None:
     assert found.epsilon > 5 * prove(LDPDSGD(2.0), ring(5), "eavesdropper", SMALL).epsilon
 
 
+def test_a_record_is_drawn_no_more_often_than_a_batch_has_places() -> None:
+    asked = ProofSettings(rounds=20, samples=1000, batch=1, poisson=False)
+    found = prove("ldp-dsgd:5.0:1.0", "ring:5", settings=asked)
+    assert found.agents[0].multiplier == pytest.approx(5.0)
+    assert "drawn up to 1 time." in found.reasons[0]
+
+
 def test_a_round_executed_twice_is_charged_with_its_edge_noise_known() -> None:
     def spent(chain: Mechanism, repeated: int) -> Guarantee:
         settings = ProofSettings(

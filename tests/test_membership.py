@@ -1,6 +1,7 @@
 """Membership: rates with honest intervals, shadow models that find members and no others."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from sottovoce.errors import AttackError
 from sottovoce.privacy.membership import (
     Shadows,
     ShadowSettings,
+    TrainingMembership,
     controls_pass,
     lira,
     membership_over_training,
@@ -73,7 +75,7 @@ def test_what_epsilon_permits():
     assert permitted_auc([(3.0, 0.0), (1.0, 0.0)]) == permitted_auc([(1.0, 0.0)])
 
 
-def overfitting(agents=3, records=40, seed=0):
+def overfitting(agents=3, records=40, seed=0, model=None):
     generator = torch.Generator().manual_seed(seed)
     data = [
         (
@@ -83,7 +85,8 @@ def overfitting(agents=3, records=40, seed=0):
         for _ in range(agents)
     ]
     torch.manual_seed(seed)
-    return ModuleProblem(nn.Linear(200, 2), nn.functional.cross_entropy, data, batch=20)
+    model = model or nn.Linear(200, 2)
+    return ModuleProblem(model, nn.functional.cross_entropy, data, batch=20)
 
 
 def test_shadow_models_find_the_records_of_an_overfitted_model():
@@ -134,6 +137,49 @@ def test_a_training_that_remembers_nothing_is_at_chance_and_that_is_called_no_pr
     assert found.best.auc_low <= 0.5
     assert "not above chance. That is no proof" in found.sentence
     assert found.to_json()["permitted_auc"] is None
+
+
+def shadows_of(shift, runs=16, records=300, seed=0):
+    """Logits of records of unequal difficulty, members' moved by `shift`; exact halves."""
+    generator = torch.Generator().manual_seed(seed)
+    member = torch.rand(runs, 5, records // 5, generator=generator).argsort(2) < records // 10
+    member = member.flatten(1)
+    logits = torch.randn(records, generator=generator) * 2 + shift * member
+    drawn = logits + 0.5 * torch.randn(runs, records, generator=generator)
+    return Shadows(drawn.double().sigmoid(), member)
+
+
+def test_trainings_that_diverged_are_left_out_and_too_few_of_the_rest_are_refused():
+    shadows = shadows_of(1.0)
+    alone = {one.attack: one.auc for one in shadow_membership(shadows)}
+    likelihood = shadows.likelihood.clone()
+    likelihood[:2] = math.nan
+    found = {one.attack: one for one in shadow_membership(replace(shadows, likelihood=likelihood))}
+    for name, one in found.items():
+        assert one.auc == pytest.approx(alone[name], abs=0.02)
+        assert one.runs == 14
+    likelihood[:9] = math.nan
+    with pytest.raises(AttackError, match="9 of 16 trainings diverged"):
+        controls_pass(replace(shadows, likelihood=likelihood))
+
+
+def test_trainings_that_diverge_are_named():
+    settings = ShadowSettings(1, runs=8, records=40, stepsize="1e30", insecure_seed=1)
+    problem = overfitting(model=nn.Sequential(nn.Linear(200, 8), nn.Linear(8, 2)))
+    with pytest.raises(AttackError, match="8 of 8 trainings diverged"):
+        membership_over_training(problem, "dsgd", "ring:3", settings)
+    few = TrainingMembership("dsgd", 5, 40, tuple(shadow_membership(shadows_of(1.0))), True)
+    assert "diverged" not in few.sentence
+    assert "2 trainings that diverged are left out" in replace(few, diverged=2).sentence
+
+
+def test_shadow_models_of_chance_are_called_chance():
+    """Even and odd runs are each other's shadows, and err together."""
+    lucky = sum(
+        any(one.auc_low > 0.5 for one in shadow_membership(shadows_of(0.0, seed=seed)))
+        for seed in range(60)
+    )
+    assert lucky <= 3
 
 
 def test_halves_that_are_the_same_in_every_training_fail_the_controls():

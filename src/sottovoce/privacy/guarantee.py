@@ -128,13 +128,15 @@ class _Proof:
         executed = settings.rounds + settings.redone + settings.repeated
         share = AGAIN * settings.delta / executed
         most = max(settings.rate(agent) for agent in self.targets) / settings.batch
-        self.again = int(binom.isf(share, settings.batch, most)) + 1
+        # A batch has room for no more copies than it has places.
+        self.again = min(settings.batch, int(binom.isf(share, settings.batch, most)) + 1)
         self.delta = (1 - AGAIN) * settings.delta
         self.reasons.append(
             "Batches are not Poisson samples, so that sampling is not credited: every round counts "
-            f"in full, with one record drawn up to {self.again} times. Such batches leave no room "
-            "for adding a record: what is hidden is whether its contribution is set to 0 in the "
-            "same batches; to hide which of two records is there, double the noise."
+            f"in full, with one record drawn up to {self.again} time{'s' * (self.again > 1)}. Such "
+            "batches leave no room for adding a record: what is hidden is whether its contribution "
+            "is set to 0 in the same batches; to hide which of two records is there, double the "
+            "noise."
         )
 
     def _agent(self, agent: int) -> AgentGuarantee:

@@ -184,7 +184,8 @@ class Finding:
             said.append(
                 (
                     f"showed that ε of one record in this round is at least {lower.epsilon:.2g} "
-                    f"(ceiling {lower.ceiling:.2g}; {known})",
+                    f"(ceiling {lower.ceiling:.2g}; Gaussian noise is presumed unless the chain "
+                    f"says otherwise; {known})",
                     lower.better,
                 )
             )

@@ -43,6 +43,8 @@ class Permitted:
 
 
 NOTHING_PROVED = Permitted()
+_RATES = 2
+"""Of membership; it is above chance where one of them is."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,9 @@ class Membership:
     """How well scores tell records of the attacked batch from records that are not in it.
 
     auc: the probability that a record of the batch has the higher score of the two; tpr: the share
-    of them that scores above 99 % of the other records. Chance is 0.5 and 0.01.
+    of them that scores above 99 % of the other records. fpr: how often a record that is not in the
+    batch does, which is 1 % or a little more, and 1/candidates where these are fewer than 100.
+    Chance is 0.5 and `fpr`. Both intervals hold together.
     """
 
     targets: int
@@ -137,14 +141,17 @@ class Membership:
         others = candidates - 1
         above = [1 - (rank - 1) / others for rank in ranks]
         called = [float(rank - 1 < FALSE_POSITIVES * others) for rank in ranks]
+        # As many ranks pass, of all that a record which is not in the batch may have.
+        fpr = math.ceil(FALSE_POSITIVES * others) / candidates
         return cls(
             len(ranks),
             sum(above) / len(above),
-            *intervals.mean(above, runs, tried),
+            *intervals.mean(above, runs, _RATES * tried),
             sum(called) / len(called),
-            *intervals.rate(called, runs, tried),
+            *intervals.rate(called, runs, _RATES * tried),
+            fpr,
             permitted_auc=permitted.auc,
-            permitted_tpr=permitted.rate(FALSE_POSITIVES),
+            permitted_tpr=permitted.rate(fpr),
         )
 
 
@@ -219,6 +226,7 @@ class Labels:
 class EpsilonLower:
     """ε that the attack rules out: with 95 % confidence the mechanism's is at least `epsilon`.
 
+    Gaussian noise is presumed, unless the chain says that its randomness is of another kind.
     ceiling: the most that `targets` simulated pairs could have shown; high: nothing bounds ε from
     above here. norm: that of the canary's gradient; clipped: whether the mechanism bounds it.
     """

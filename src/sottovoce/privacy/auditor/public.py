@@ -50,32 +50,50 @@ def what_is_seen(view: View) -> str:
     return " and ".join(parts) + (" sent twice" if view.again else "")
 
 
-def permitted(setting: Setting, adversary: Adversary, sampling: Sampling, rounds: int) -> Permitted:
+def permitted(
+    setting: Setting,
+    adversary: Adversary,
+    sampling: Sampling,
+    rounds: int,
+    *,
+    redone: int = 0,
+    delta: float | None = None,
+) -> Permitted:
     """What the proved guarantee of a training of this length permits the adversary.
 
     Nothing is claimed where the chain bounds no record's contribution, or the adversary has side
     information. Sampling hides whether a record was in a batch only from those who do not look for
-    the records of one batch: for these, one round counts in full.
+    the records of one batch: for these, one round counts in full. redone: as in `ProofSettings`;
+    the round in full may be one of those. delta: 1e-5, or less for much data, unless given.
     """
     if setting.algorithm.bound is None or adversary.knows:
         return Permitted()
-    delta = min(_DELTA, 0.1 / min(sampling.samples))
-    asked = ProofSettings.of(sampling, rounds, delta=delta, stepsize=setting.stepsize)
+    delta = min(_DELTA, 0.1 / min(sampling.samples)) if delta is None else delta
+    asked = ProofSettings.of(
+        sampling, rounds, delta=delta, stepsize=setting.stepsize, redone=redone
+    )
     proved = prove(setting.algorithm, setting.graph, adversary, asked)
     if proved.epsilon is None:
         return Permitted()
     composed = [one.releases for one in proved.agents if one.releases]
-    in_batch = [epsilon_of(drawn_for_sure(releases), delta) for releases in composed]
+    in_batch = [epsilon_of(drawn_for_sure(releases, 1 + redone), delta) for releases in composed]
     return Permitted(proved.epsilon, delta, max(in_batch, default=None))
 
 
-def drawn_for_sure(releases: Sequence[Release]) -> list[Release]:
+def drawn_for_sure(releases: Sequence[Release], times: int = 1) -> list[Release]:
     """The releases of a training in which a record is known to be in one of the batches.
 
-    That round is the least protected one; the record may be in all others, too.
+    That round is the least protected one; the record may be in all others, too. times: how often
+    that batch was used, the least protected releases being counted.
     """
-    worst = min(releases, key=lambda one: one.multiplier)
-    found = [one for one in releases if one is not worst]
-    if worst.count > 1:
-        found.append(replace(worst, count=worst.count - 1))
-    return [*found, Release(worst.multiplier)]
+    found: list[Release] = []
+    sure: list[Release] = []
+    left = times
+    for one in sorted(releases, key=lambda one: one.multiplier):
+        taken = min(left, one.count)
+        left -= taken
+        if taken:
+            sure.append(Release(one.multiplier, count=taken))
+        if one.count > taken:
+            found.append(replace(one, count=one.count - taken))
+    return [*found, *sure]

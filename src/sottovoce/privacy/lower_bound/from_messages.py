@@ -3,7 +3,8 @@
 `many_runs` gives the adversary everything but the noise on the steps, as the proofs do. Here it has
 its own view, noise on messages, masks and unseen links included. One record is in the batch of one
 round or not, everything else is known; what tells both apart is learnt from other simulated runs
-(Fisher's discriminant), so that no law of the mechanism is presumed.
+(Fisher's discriminant). What the errors of that test say of ε presumes Gaussian noise, unless the
+chain itself says that its randomness is of another kind: then nothing is presumed.
 """
 
 from dataclasses import dataclass
@@ -11,13 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sottovoce.errors import PrivacyError
 from sottovoce.graphs import Graph
 from sottovoce.mechanisms import Mechanism
 from sottovoce.privacy.adversaries import Adversary, View
 from sottovoce.privacy.attacks import sent_again
 from sottovoce.privacy.lower_bound.canary import Canary
 from sottovoce.privacy.lower_bound.errors_to_epsilon import epsilon_bounds, gaussian_mu
-from sottovoce.privacy.lower_bound.many_runs import HUGE, best_test, errors_at
+from sottovoce.privacy.lower_bound.many_runs import HUGE, best_test, by_plain, errors_at
 from sottovoce.randomness import Streams
 from sottovoce.simulation.options import Options
 from sottovoce.simulation.runner import simulate
@@ -35,7 +37,7 @@ class RoundSettings:
 
     agent: whose record it is. norm: of the record's gradient, where the mechanism does not bound
     it; batch: what gradients are divided by. reach: rounds before and after that are seen. pairs:
-    runs without and with the record that bound the errors; as many more train the test.
+    runs without and with the record that bound the errors, at least 4; as many more train the test.
     """
 
     round: int
@@ -49,16 +51,25 @@ class RoundSettings:
     confidence: float = 0.95
     insecure_seed: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.pairs < 4:
+            raise PrivacyError(f"{self.pairs} pairs; accepted: at least 4")
+
 
 @dataclass(frozen=True)
 class FromMessages:
-    """ε from below and its ceiling, both by the Gaussian bound at `delta`; norm: of the canary."""
+    """ε from below and its ceiling at `delta`; norm: of the canary.
+
+    gaussian: whether Gaussian noise is presumed. Else both are bounds that presume nothing, which
+    are far lower for the same errors.
+    """
 
     epsilon: float
     ceiling: float
     delta: float
     pairs: int
     norm: float
+    gaussian: bool = True
 
 
 class _OneRound(Canary):
@@ -99,17 +110,32 @@ def epsilon_from_messages(
         fresh = None if seed is None else seed + 1  # Not the numbers of the first messages.
         again = sent_again(result.transcript, k, insecure_seed=fresh)
     seen = _everything(adversary.view(result.transcript, again))
-    training, rest = seen[: settings.pairs], seen[settings.pairs :]
+    # Runs without and with the canary take turns: an odd number would exchange them.
+    even = settings.pairs // 2 * 2
+    training, rest = seen[:even], seen[even:]
     confidence = 1 - (1 - settings.confidence) / _STATISTICS
+    gaussian = _gaussian(mechanism, settings)
+    score = gaussian_mu if gaussian else by_plain
     found = []
     for values in _statistics(training, rest):
-        pilot, tested = values[: settings.pairs], values[settings.pairs :]
-        test = best_test(pilot, gaussian_mu, settings.pairs, confidence)
+        pilot, tested = values[:even], values[even : even + 2 * settings.pairs]
+        test = best_test(pilot, score, settings.pairs, confidence)
         found.append(errors_at(tested, *test))
-    bounds = [epsilon_bounds(one, settings.delta, confidence).gaussian for one in found]
-    ceiling = epsilon_bounds(found[0].perfect, settings.delta, confidence).gaussian
+    bounds = [epsilon_bounds(one, settings.delta, confidence) for one in found]
+    most = epsilon_bounds(found[0].perfect, settings.delta, confidence)
+    least, ceiling = (
+        (max(one.gaussian for one in bounds), most.gaussian)
+        if gaussian
+        else (max(one.plain for one in bounds), most.plain)
+    )
     norm = float(bound.norm) if bound else settings.norm
-    return FromMessages(max(bounds), ceiling, settings.delta, settings.pairs, norm)
+    return FromMessages(least, ceiling, settings.delta, settings.pairs, norm, gaussian)
+
+
+def _gaussian(mechanism: Mechanism, settings: RoundSettings) -> bool:
+    """Whether the chain does not say that its randomness is of another kind than Gaussian."""
+    linear = all(part.linear for part in mechanism.parts)
+    return linear and not settings.stepsize.std(settings.round, settings.agent)
 
 
 def _everything(view: View) -> Tensor:

@@ -29,6 +29,7 @@ class TrainingMembership:
     attacks: LiRA, RMIA and the plain loss; intervals hold for all of them together.
     controls_passed: whether every attack finds members that were planted, and nobody where
     membership was shuffled. epsilon: what is proved of these trainings, None where nothing is.
+    diverged: trainings whose models were not finite in the end, which are left out.
     """
 
     algorithm: str
@@ -38,6 +39,7 @@ class TrainingMembership:
     controls_passed: bool
     epsilon: float | None = None
     delta: float = 0.0
+    diverged: int = 0
 
     @property
     def best(self) -> Membership:
@@ -69,6 +71,8 @@ class TrainingMembership:
             f"AUC of {best.auc:.2f} ({best.auc_low:.2f} to {best.auc_high:.2f}; chance "
             f"0.50{permitted}) and {best.tpr:.1%} true positives at 1 % false ones"
         )
+        if self.diverged:
+            said += f" ({self.diverged} trainings that diverged are left out)"
         if not self.controls_passed:
             return f"{said}. Not evidence: a control of the shadow attacks failed."
         if best.auc_low <= 0.5:
@@ -87,12 +91,20 @@ def membership_over_training(
 
     proved: (ε, δ) of one such training, on half of `settings.records` records of each agent.
     """
-    shadows = train_shadows(problem, algorithm, graph, settings)
+    every = train_shadows(problem, algorithm, graph, settings)
+    shadows = every.finite
     found = tuple(shadow_membership(shadows))
     epsilon, delta = proved or (None, 0.0)
     passed = controls_pass(shadows)
     return TrainingMembership(
-        str(algorithm), settings.rounds, settings.records, found, passed, epsilon, delta
+        str(algorithm),
+        settings.rounds,
+        settings.records,
+        found,
+        passed,
+        epsilon,
+        delta,
+        len(every.member) - len(shadows.member),
     )
 
 
@@ -101,6 +113,7 @@ def controls_pass(shadows: Shadows) -> bool:
 
     Planted members have logits two deviations above those of others, with these halves of records.
     """
+    shadows = shadows.finite
     draws = torch.randn(shadows.member.shape, generator=torch.Generator().manual_seed(0)).double()
     known = Shadows((draws + _PLANTED * shadows.member).sigmoid(), shadows.member)
     order = torch.randperm(len(shadows.member), generator=torch.Generator().manual_seed(1))

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from scipy.stats import norm
+from scipy.stats import t as student
 from torch import Tensor
 
 from sottovoce.errors import AttackError
@@ -44,13 +46,16 @@ class Membership:
 
 
 def told_apart(
-    attack: str, scores: Tensor, member: Tensor, seed: int = 0, tried: int = 1
+    attack: str, scores: Tensor, member: Tensor, seed: int = 0, tried: int = 1, folds: int = 1
 ) -> Membership:
     """Rates of scores (runs, records), higher for members; member: (runs, records) bool.
 
     Runs are drawn anew with replacement for the intervals (a clustered bootstrap). Scores that are
     not finite count as the lowest. tried: of how many attacks the best is chosen; the intervals
-    hold for all of them together (Bonferroni).
+    hold for all of them together (Bonferroni). folds: in how many parts runs are attacked, each by
+    what was learnt from the others. What two halves learn from one another agrees or errs together,
+    so that both give nearly one number: intervals are sqrt(folds) times as wide, with Student's t
+    for runs / folds of them.
     """
     if scores.shape != member.shape or scores.dim() != 2:
         raise AttackError(
@@ -67,7 +72,7 @@ def told_apart(
     weights.scatter_add_(1, drawn, torch.ones(1, dtype=torch.float64).expand_as(drawn))
     weights = torch.cat([weights[:-1], torch.ones(1, runs, dtype=torch.float64)])
     auc, tpr = _weighted_rates(scores.double().nan_to_num(-torch.inf), member, weights)
-    ends = [_interval(values[:-1], float(values[-1]), runs, tried) for values in (auc, tpr)]
+    ends = [_interval(values[:-1], float(values[-1]), runs, tried, folds) for values in (auc, tpr)]
     return Membership(
         attack, float(auc[-1]), *ends[0], float(tpr[-1]), *ends[1], total, inside, runs
     )
@@ -94,14 +99,19 @@ def _weighted_rates(scores: Tensor, member: Tensor, weights: Tensor) -> tuple[Te
     return torch.tensor(auc, dtype=torch.float64), torch.tensor(tpr, dtype=torch.float64)
 
 
-def _interval(resampled: Tensor, value: float, runs: int, tried: int) -> tuple[float, float]:
+def _interval(
+    resampled: Tensor, value: float, runs: int, tried: int, folds: int
+) -> tuple[float, float]:
     """Percentiles; where every resample agrees, what this number of runs says of a sure event."""
     tail = 0.025 / tried
     low, high = resampled.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
     if high - low < 1e-12 and value in (0.0, 1.0):
-        sure = tail ** (1 / runs)
+        sure = tail ** (folds / runs)
         return (min(low, sure), 1.0) if value else (0.0, max(high, 1 - sure))
-    return min(low, value), max(high, value)
+    if folds > 1:
+        wider = math.sqrt(folds) * float(student.isf(tail, runs / folds - 1) / norm.isf(tail))
+        low, high = (value + wider * (end - value) for end in (low, high))
+    return max(0.0, min(low, value)), min(1.0, max(high, value))
 
 
 def permitted_tpr(epsilon: float, delta: float, fpr: float = FALSE_POSITIVES) -> float:

@@ -26,6 +26,8 @@ from sottovoce.stepsizes import Stepsize
 
 _AT_ONCE = 2_000_000
 """Scores that are computed together."""
+_LEAST_RUNS = 8
+_HALVES = 2
 _LEAST_DEVIATION = 1e-3
 _TIE = 1e-9
 """Weight of the ratio itself among records that beat equally many others."""
@@ -67,10 +69,10 @@ class ShadowSettings:
     def require(self, problem: ModuleProblem) -> None:
         """Raise unless there are enough runs and every agent has the records."""
         most = min(problem.sampling.samples)
-        if self.runs < 8 or not 2 <= self.records <= most:
+        if self.runs < _LEAST_RUNS or not 2 <= self.records <= most:
             raise AttackError(
-                f"{self.runs} runs and {self.records} records of an agent; accepted: at least 8 "
-                f"runs, and 2 to {most} records"
+                f"{self.runs} runs and {self.records} records of an agent; accepted: at least "
+                f"{_LEAST_RUNS} runs, and 2 to {most} records"
             )
 
 
@@ -84,6 +86,20 @@ class Shadows:
 
     likelihood: Tensor
     member: Tensor
+
+    @property
+    def finite(self) -> "Shadows":
+        """The runs whose models say a probability of every record: those that did not diverge.
+
+        Raise where fewer than 8 are left.
+        """
+        kept = self.likelihood.isfinite().all(1)
+        if int(kept.sum()) < _LEAST_RUNS:
+            raise AttackError(
+                f"{int((~kept).sum())} of {len(kept)} trainings diverged; accepted: at least "
+                f"{_LEAST_RUNS} that did not, as with a smaller stepsize"
+            )
+        return self if bool(kept.all()) else Shadows(self.likelihood[kept], self.member[kept])
 
     @property
     def logits(self) -> Tensor:
@@ -202,9 +218,11 @@ def _of_shadows(values: Tensor, side: Tensor) -> tuple[Tensor, Tensor]:
 def shadow_membership(shadows: Shadows) -> list[Membership]:
     """What each shadow attack reaches on all runs: LiRA, RMIA and the plain loss.
 
-    The intervals hold for all of them together.
+    The intervals hold for all of them together. Runs that diverged are left out.
     """
+    shadows = shadows.finite
     found = {"lira": lira(shadows), "rmia": rmia(shadows), "loss": shadows.logits}
     return [
-        told_apart(name, scores, shadows.member, tried=len(found)) for name, scores in found.items()
+        told_apart(name, scores, shadows.member, tried=len(found), folds=_HALVES)
+        for name, scores in found.items()
     ]

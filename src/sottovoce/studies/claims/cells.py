@@ -8,15 +8,16 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
+from sottovoce.errors import AttackError
 from sottovoce.mechanisms import Mechanism
 from sottovoce.mechanisms.claim import Whom
 from sottovoce.privacy.adversaries import Adversary, Eavesdropper
 from sottovoce.privacy.attacks import ATTACKS, Refined
 from sottovoce.privacy.auditor import Audit, AuditSettings, audit
-from sottovoce.privacy.auditor.findings import Finding, best_of
-from sottovoce.privacy.auditor.measures import as_json
+from sottovoce.privacy.auditor.findings import Finding
+from sottovoce.privacy.auditor.measures import Permitted, as_json
 from sottovoce.privacy.auditor.public import permitted
-from sottovoce.privacy.auditor.rows import Lined
+from sottovoce.privacy.auditor.rows import NOT_READ, Lined
 from sottovoce.privacy.guarantee import prove
 from sottovoce.privacy.lower_bound import CanarySettings, epsilon_from_below
 from sottovoce.privacy.membership import ShadowSettings, membership_over_training
@@ -108,7 +109,7 @@ def pieces(line: Line, setup: Setup, execution: Execution) -> dict[str, Piece]:
             {**about, "piece": "members"},
             partial(_members, mechanism, stepsize, setup),
         ),
-        "attacks": ({**about, "piece": "attacks", "adversaries": seen}, attacks),
+        "attacks": ({**about, "piece": "attacks", "adversaries": seen, "measures": 2}, attacks),
     }
 
 
@@ -130,7 +131,8 @@ def rows_of(line: Line, setup: Setup, found: Mapping[str, dict[str, Any]]) -> li
             **found["accuracy"],
             **found["bounds"][name],
             **found["attacks"][name],
-            "training_membership": found["members"],
+            "training_membership": found["members"] if "auc" in found["members"] else None,
+            "untold": found["members"].get("untold", ""),
         }
         row["word"], row["why"] = judge(row)
         row["gains"] = gains(row)
@@ -267,8 +269,28 @@ def _attacks(
     )
     alone = Execution(progress=execution.progress, say=execution.say)
     made = audit(problem, chain, setup.graph, inputs, asked, alone)
-    found = {one.adversary: _measures(made, one) for one in made.findings}
-    return {name: found[str(one)] for name, one in who.items()}
+    found = {one.adversary: one for one in made.findings}
+    return {
+        name: _measures(made, found[str(one)], _permitted(mechanism, stepsize, setup, one))
+        for name, one in who.items()
+    }
+
+
+def _permitted(
+    mechanism: Mechanism, stepsize: Stepsize, setup: Setup, adversary: Adversary
+) -> Permitted:
+    """What the proof of the whole training permits who attacks one round of it.
+
+    That round counts in full, the others as sampled, whatever the attacked recording played.
+    """
+    return permitted(
+        Setting(setup.graph, mechanism, stepsize),
+        adversary,
+        setup.sampled.sampling,
+        setup.sizes.rounds,
+        redone=1 if adversary.hears_again else 0,
+        delta=setup.settings.delta,
+    )
 
 
 def _members(mechanism: Mechanism, stepsize: Stepsize, setup: Setup) -> dict[str, Any]:
@@ -290,8 +312,12 @@ def _members(mechanism: Mechanism, stepsize: Stepsize, setup: Setup) -> dict[str
     setting = Setting(setup.graph, mechanism, stepsize)
     proof = permitted(setting, Eavesdropper(), sampling, sizes.rounds)
     proved = None if proof.epsilon is None else (proof.epsilon, proof.delta)
-    found = membership_over_training(problem, mechanism, setup.graph, asked, proved).to_json()
-    kept = ("attack", "auc", "interval", "tpr")
+    try:
+        told = membership_over_training(problem, mechanism, setup.graph, asked, proved)
+    except AttackError as error:
+        return {"untold": str(error)}
+    found = told.to_json()
+    kept = ("attack", "auc", "interval", "tpr", "runs")
     return {
         **{name: found["best"][name] for name in kept},
         "permitted_auc": found["permitted_auc"],
@@ -299,10 +325,15 @@ def _members(mechanism: Mechanism, stepsize: Stepsize, setup: Setup) -> dict[str
     }
 
 
-def _measures(made: Audit, finding: Finding) -> dict[str, Any]:
-    """A finding as JSON, each measure with the lower end by which words are given."""
+def _measures(made: Audit, finding: Finding, proof: Permitted) -> dict[str, Any]:
+    """A finding as JSON, each measure with the lower end by which words are given.
+
+    proof: what `permitted` is of. most: the lower end if every record had come first.
+    """
     lined = [one for one in made.lined if one.adversary == finding.adversary]
-    tried, by = max(1, len(lined)), finding.by
+    rows = [row for row in made.rows if row.adversary == finding.adversary]
+    unread = len({row.attack for row in rows if row.refused == NOT_READ})
+    tried, by = max(1, len(lined) + unread), finding.by
     found: dict[str, Any] = {
         "identification": as_json(finding.identification),
         "membership": as_json(finding.membership),
@@ -314,22 +345,21 @@ def _measures(made: Audit, finding: Finding) -> dict[str, Any]:
     if one := found["identification"]:
         ranks, runs = _named(lined, by["identification"]).spread_out
         one["strict"] = strict_rate([float(rank == 1) for rank in ranks], runs, tried)
+        one["most"] = strict_rate([1.0] * len(ranks), runs, tried)
+        one["permitted"] = proof.rate(one["chance"])
     if one := found["membership"]:
         best = _named(lined, by["membership"])
         ranks, runs = best.spread_out
         above = [1 - (rank - 1) / (best.candidates - 1) for rank in ranks]
         one["strict"] = strict_mean(above, runs, tried)
+        one["most"] = strict_mean([1.0] * len(ranks), runs, tried)
+        one["permitted_auc"], one["permitted_tpr"] = proof.auc, proof.rate(one["fpr"])
     if one := found["reconstruction"]:
-        read = [
-            row
-            for row in made.rows
-            if row.adversary == finding.adversary
-            and row.attacked
-            and row.inversion not in finding.not_evidence
-        ]
-        row = best_of(read)
-        hits = [float(hit or False) for hit in row.hits] or [0.0] * row.targets
-        one["strict"] = strict_rate(hits, row.runs or range(row.targets), len(read))
+        read = [row for row in rows if row.attacked]
+        best_read = next(x for x in read if f"{x.attack} + {x.inversion}" == by["reconstruction"])
+        hits = [float(hit or False) for hit in best_read.hits] or [0.0] * best_read.targets
+        own = best_read.runs or range(best_read.targets)
+        one["strict"] = strict_rate(hits, own, len(read) + unread)
     if one := found["support"]:
         seen = [one for one in made.supports if one.adversary == finding.adversary]
         best_seen = next(x for x in seen if f"{x.attack} + {x.name}" == by["support"])
@@ -338,9 +368,9 @@ def _measures(made: Audit, finding: Finding) -> dict[str, Any]:
     for name in ("identification", "membership", "reconstruction", "support"):
         if found[name]:
             found[name]["by"] = by[name]
-    if not any(found[name] for name in ("identification", "membership", "reconstruction")):
-        why = [row.refused for row in made.rows if row.adversary == finding.adversary]
-        found["refused"] = next((one for one in why if one), "nothing is seen")
+    nothing = not any(found[name] for name in ("identification", "membership", "reconstruction"))
+    if nothing and not finding.not_evidence:
+        found["refused"] = next((row.refused for row in rows if row.refused), "nothing is seen")
     if finding.beside.epsilon_lower is not None:
         lower = finding.beside.epsilon_lower
         found["from_below"] = {

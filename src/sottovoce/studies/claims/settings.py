@@ -36,13 +36,13 @@ class Sizes:
     images: str = "subset"
     rounds: int = 200
     runs: int = 3
-    batch: int = 16
+    batch: int = 32
     round: int = 30
     targets: int = 12
     candidates: int = 500
     pairs: int = 500
     shadows: int = 16
-    records: int = 60
+    records: int = 120
     iterations: int = 60
     refined: int = 1_000_000
 
@@ -51,13 +51,13 @@ SMALL = Sizes()
 FULL = Sizes(
     images="mnist",
     rounds=500,
-    batch=32,
+    batch=64,
     round=50,
     targets=24,
     candidates=2000,
     pairs=1000,
     shadows=32,
-    records=100,
+    records=200,
     iterations=100,
 )
 

@@ -112,14 +112,15 @@ def _made(data: Data, command: str) -> Study:
 
 
 def _set_up(settings: ClaimsSettings) -> str:
+    half = settings.sizes.records // 2
     return (
         f"{settings.network().name}, agent 0 attacked; {sizes_as_text(settings.sizes)}. Noise of "
         f"chains that clip is planned for ε = {settings.epsilon:g} at δ = {settings.delta:g} over "
-        "the whole training against an eavesdropper; batches are Poisson samples where a chain "
-        "clips. Attacks face one record of a batch whose others are known, as a proof grants its "
-        "adversary: one record a batch, steps λ / B and B times the noise on a gradient. Final "
-        f"models are of trainings on {settings.sizes.records // 2} records of an agent, which a "
-        "proof permits more: their members are easier to tell than those of the whole training."
+        "the whole training against an eavesdropper; where a chain clips, batches are Poisson "
+        "samples and steps are larger. Attacks face one record of a batch whose others are known, "
+        "as a proof grants its adversary: one record a batch, steps λ / B and B times the noise on "
+        f"a gradient. Final models are of trainings on {half} records of an agent, which a proof "
+        "permits more: their members are easier to tell than those of the whole training."
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from scipy.stats import norm
+from scipy.stats import t as student
 
 from sottovoce.privacy.auditor import intervals
 
@@ -19,8 +20,8 @@ MEANINGS: dict[Word, str] = {
         "adversary, and no measure lies above what it permits"
     ),
     "broken": (
-        "a measure lies above what the proof permits or, where nothing is proved, an attack does "
-        "what the authors say cannot be done better than by guessing"
+        "a measure lies above what a proof permits or, where none permits less than nearly "
+        "everything, an attack does what the authors say cannot be done better than by guessing"
     ),
     "not broken here": (
         "promised and not proved here; no attack that was run refutes the promise. That is no "
@@ -37,7 +38,7 @@ TRIED = round((1 - intervals.LEVEL) / LEVEL)
 VACUOUS = 0.999
 """A proof that permits this AUC or more permits nearly everything, and counts as none."""
 _LUCK = 0.01
-"""The share of targets that may be rebuilt exactly by luck."""
+"""The least share of targets that may be rebuilt exactly by luck."""
 
 Row = Mapping[str, Any]
 
@@ -48,9 +49,10 @@ def judge(row: Row) -> tuple[Word, str]:
     row: `proved` (with `epsilon` None where nothing is), `claim`, `covered`, and the measures.
     """
     proved, claim = row["proved"], row["claim"]
+    if proved["epsilon"] is not None and (beyond := _above_proof(row)):
+        return "broken", _said(beyond)
     if meaningful(proved):
-        beyond = [*_above_proof(row)]
-        return ("broken", _said(beyond)) if beyond else ("proved", proved["sense"])
+        return "proved", _said([proved["sense"], *_untested(row)])
     if not row["covered"]:
         return "not claimed", "its authors promise nothing against this adversary"
     if not claim["of_record"]:
@@ -61,9 +63,11 @@ def judge(row: Row) -> tuple[Word, str]:
     if beyond:
         return "broken", _said(beyond)
     if row["refused"]:
-        return "not broken here", f"no attack of the suite applies: {row['refused']}"
+        none = f"no attack of the suite applies: {row['refused']}"
+        return "not broken here", _said([none, *_doubtful(row)])
     hidden = " and ".join(claim["hides"])
-    return "not broken here", f"{hidden}: no attack that was run does better than guessing"
+    unseen = f"{hidden}: better than guessing is not shown at level {LEVEL:g}"
+    return "not broken here", _said([unseen, *_doubtful(row)])
 
 
 def meaningful(proved: Row) -> bool:
@@ -88,6 +92,43 @@ def _above_proof(row: Row) -> list[str]:
     return found
 
 
+def _untested(row: Row) -> list[str]:
+    """That the attacked targets are too few to refute the proof, and what else may; else nothing.
+
+    Even if every record came first, the lower end would not lie above what the proof permits.
+    """
+    first, told = row["identification"], row["membership"]
+    below, trained = row["from_below"], row["training_membership"]
+    pairs = [(first, "permitted"), (told, "permitted_auc")]
+    able = [
+        one["most"] > one[name]
+        for one, name in pairs
+        if one and one[name] is not None and one.get("most") is not None
+    ]
+    if not able or any(able):
+        return []
+    others = []
+    if below and below["of"] == "training" and below["ceiling"] > row["proved"]["epsilon"]:
+        others.append("ε from below")
+    permitted = trained and trained["permitted_auc"]
+    if trained and trained["controls_passed"] and permitted is not None and permitted < VACUOUS:
+        others.append("shadow models")
+    tests = f"{' and '.join(others)} can" if others else "nothing that was run can"
+    return [f"{(first or told)['targets']} attacked records cannot refute it; {tests}"]
+
+
+def _doubtful(row: Row) -> list[str]:
+    """What is not evidence about the row's promise, because its control failed."""
+    hides, trained = row["claim"]["hides"], row["training_membership"]
+    names = list(row.get("not_evidence", ()))
+    if trained and not trained["controls_passed"] and "membership" in hides:
+        names.append("what shadow models tell")
+    said = [f"{name} is not evidence: its control failed" for name in names]
+    if "membership" in hides and row.get("untold"):
+        said.append(f"no shadow models: {row['untold']}")
+    return said
+
+
 def _above_chance(row: Row) -> list[tuple[str, str]]:
     """(what is hidden, what was got) of every measure above guessing."""
     found = []
@@ -99,10 +140,14 @@ def _above_chance(row: Row) -> list[tuple[str, str]]:
         found.append(("membership", _told(told)))
     if trained and trained["controls_passed"] and strict_auc(trained) > 0.5:
         found.append(("membership", _trained(trained)))
-    if rebuilt and rebuilt["strict"] > _LUCK:
+    if rebuilt and rebuilt["strict"] > max(_LUCK, rebuilt["recovered_chance"]):
         text = f"{rebuilt['recovered']} of {rebuilt['targets']} records rebuilt ({rebuilt['by']})"
         found.append(("reconstruction", text))
-    if support and support["strict"] > _LUCK and support["precision"] > support["blind_precision"]:
+    if (
+        support
+        and support["strict"] > max(_LUCK, support["chance"])
+        and support["precision"] > support["blind_precision"]
+    ):
         text = (
             f"every feature or word of {support['exact']} of {support['targets']} records "
             f"({support['by']})"
@@ -122,8 +167,17 @@ def beyond_guessing(told: Row) -> bool:
 
 
 def strict_auc(trained: Row) -> float:
-    """The lower end of a shadow attack's AUC at `LEVEL`, its 95 % interval widened as a normal."""
-    wider = float(norm.isf(LEVEL / 2) / norm.isf((1 - intervals.LEVEL) / 2))
+    """The lower end of a shadow attack's AUC at `LEVEL`, its 95 % interval widened.
+
+    By Student's t for half of the runs, which are attacked together (`membership.rates`), or as a
+    normal where their number was not kept.
+    """
+    tails = (LEVEL / 2, (1 - intervals.LEVEL) / 2)
+    runs = trained.get("runs")
+    far, near = (
+        float(norm.isf(tail) if runs is None else student.isf(tail, runs / 2 - 1)) for tail in tails
+    )
+    wider = far / near
     return float(trained["auc"] - wider * (trained["auc"] - trained["interval"][0]))
 
 
