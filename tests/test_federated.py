@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -251,6 +252,58 @@ def test_a_killed_process_goes_on_from_its_journal(tmp_path: Path) -> None:
     assert min(ends["ben"][1]) == 7
     events = [line["event"] for line in read_log(play.state("anna", agreed).log)]
     assert "link lost" in events
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_an_agent_that_falls_at_a_meeting_is_not_waited_for_in_vain(
+    alone: bool, tmp_path: Path
+) -> None:
+    """The others are in the next round, and nobody holds the meeting again.
+
+    alone: ben falls alone, and the answer that he asks for is behind a message that he cannot take
+    in before it. Else all fall, and nobody is left who could answer.
+    """
+    play = Play(tmp_path, "anna ben carla")
+    terms = {"algorithm": "dsgd", "stepsize": str(STEP), "meet_every": 2}
+    agreed = agreement(tmp_path, "anna ben carla", "ring:3", **terms)
+    patience, all_fell = 20.0 if alone else 2.0, threading.Barrier(3)
+
+    def falls(name: str) -> None:
+        member = play.federation(name, agreed, patience=patience)
+        held = member._meet
+
+        def meet(*about: Any) -> None:
+            held(*about)
+            if name == "ben":
+                # The others are in the round after the meeting, and have sent their messages.
+                until = time.monotonic() + 10
+                logs = [play.state(other, agreed).log for other in ("anna", "carla")]
+                while any('"number": 3' not in log.read_text() for log in logs):
+                    assert time.monotonic() < until
+                    time.sleep(0.01)
+                raise DistributedError("ben falls")
+
+        member._meet = meet  # type: ignore[method-assign]
+        with pytest.raises(DistributedError):
+            train(member)
+
+    def act(name: str) -> Callable[[], Any]:
+        def run_() -> Any:
+            if not alone or name == "ben":
+                falls(name)
+            if not alone:
+                all_fell.wait(30)
+            return train(play.federation(name, agreed))
+
+        return run_
+
+    ends = whole(run({name: act(name) for name in agreed.names}))
+    assert all(end[2].total == 20 for end in ends.values())
+    assert min(ends["ben"][1]) == 2
+    mean = torch.stack([ends[name][0] for name in agreed.names]).mean(0)
+    start, place = 0.5, 1.0
+    expected = place + (start - place) * (1 - STEP) ** 20
+    assert float((mean - expected).abs().max()) < 1e-12
 
 
 def test_a_meeting_is_held_again_after_a_crash_between_history_and_agreement(

@@ -15,7 +15,7 @@ import sottovoce.distributed as sd
 from chains import EDGES
 from sottovoce import PDSGD, complete, path, ring
 from sottovoce.distributed.exchange import Exchange
-from sottovoce.distributed.federated.session import _latest
+from sottovoce.distributed.federated.meeting import latest_round
 from sottovoce.distributed.journal import Journal
 from sottovoce.distributed.resuming import Plan, decide
 from sottovoce.distributed.tls import TlsTransport, traffic
@@ -287,9 +287,9 @@ def test_what_cannot_be_read_of_a_folder_is_refused_by_name(wrong: dict[str, Any
 def test_the_beginning_of_an_edition_is_a_round_that_can_be(
     heard: dict[int, dict[str, Any]], reason: str
 ) -> None:
-    assert _latest({0: {"round": 4}, 1: {"round": None}, 2: {"round": 5}}, ["a"] * 3, 50) == 5
+    assert latest_round({0: {"round": 4}, 1: {"round": None}, 2: {"round": 5}}, ["a"] * 3, 50) == 5
     with pytest.raises(FederationError, match=reason):
-        _latest(heard, ["anna", "ben"], 50)
+        latest_round(heard, ["anna", "ben"], 50)
 
 
 def test_what_an_agent_keeps_is_for_its_owner_alone_wherever_it_lies(tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ class Course:
 
     facts: what all agents agree on, for good; start: what they agree on at the start alone. edges:
     whether neighbours share secrets. settings: the number of what a round's cost depends on. round:
-    the last one that was finished. executions: the rounds that were executed, in all epochs.
+    the last one that was finished. begun: the newest one that this agent or a neighbour had begun
+    when it was resumed from journals. executions: the rounds that were executed, in all epochs.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Course:
         self._transport, self._graph, self._facts = transport, graph, dict(facts)
         self._edges, self.agent = edges, transport.agent
         self._neighbours = graph.neighbours(self.agent)
-        self.round, self.epoch = 0, transport.epoch or 0
+        self.round, self.begun, self.epoch = 0, 0, transport.epoch or 0
         self._numbers = number_of(graph), settings
         self.executions = Executions().begun(self.epoch, 0, *self._numbers)
         # Of every folder from which somebody may go on: a later round is executed for all of them.
@@ -206,6 +207,7 @@ class Course:
         """Finish the exchange that the journal holds, with the bytes that it holds."""
         entry = kept.last()
         self.training, self.epoch = kept.training, kept.epoch
+        self.begun = max(int(one["journal"]["round"]) for one in said.values())
         rounds = self._rounds
         rounds.belong_to(self.training, self.epoch, entry)
         own, *others = entry.keys or (None,)

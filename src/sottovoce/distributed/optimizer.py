@@ -142,6 +142,11 @@ class DecentralizedSGD(torch.optim.Optimizer):
         return self._course.round
 
     @property
+    def begun(self) -> int:
+        """The newest round that this agent or a neighbour had begun when it was resumed, or 0."""
+        return self._course.begun
+
+    @property
     def executions(self) -> Executions:
         """Which rounds this agent has executed, in this process and before: all are charged.
 

@@ -93,3 +93,22 @@ def _collect(joins: dict[str, Signatures], wish: object, current: Agreement) -> 
     found = joins.setdefault(agreement.digest, Signatures(agreement))
     for name, signature in wish["signatures"].items():
         found.add(name, signature)
+
+
+def latest_round(said: Mapping[int, Mapping[str, Any]], names: list[str], rounds: int) -> int:
+    """The last round that a member finished, from what all say at the beginning of an edition."""
+    found = []
+    for agent, one in said.items():
+        round = one.get("round")
+        if round is not None:
+            if type(round) is not int or not 0 <= round <= rounds:
+                raise FederationError(f"{names[agent]} does not say after which round it stands")
+            found.append(round)
+    if not found:
+        raise FederationError("no member says after which round the edition begins")
+    if max(found) - min(found) > len(names):
+        # Neighbours are never further apart than one round.
+        raise FederationError(
+            f"the members stand after rounds {min(found)} to {max(found)}, which cannot be"
+        )
+    return max(found)

@@ -19,8 +19,13 @@ from typing import Any
 
 from torch import nn
 
-from sottovoce.distributed.federated.flooding import Documents, flood
-from sottovoce.distributed.federated.meeting import Outcome, decide_changes, own_wishes
+from sottovoce.distributed.federated.flooding import flood
+from sottovoce.distributed.federated.meeting import (
+    Outcome,
+    decide_changes,
+    latest_round,
+    own_wishes,
+)
 from sottovoce.distributed.journal import has_journal
 from sottovoce.distributed.optimizer import DecentralizedSGD
 from sottovoce.distributed.standing import Standing
@@ -271,13 +276,15 @@ class Federation:
         if standing is None and begun:
             self._state.enter(edition, 0)
             optimizer.resume(folder, journal=True)
+            # Whoever has begun a round was at the meeting before it, and nothing was changed there.
+            self._met = max(self._met, optimizer.begun - 1)
             return
         if standing is None and (folder / _CARRY).exists():
             standing = Standing.read(folder / _CARRY)
         own = {"round": None if standing is None else standing.round}
         purpose = f"the beginning of edition {edition.edition}"
         said = flood(optimizer.transport, own, edition.graph, purpose)
-        round = _latest(said, edition.names, edition.terms.rounds)
+        round = latest_round(said, edition.names, edition.terms.rounds)
         self._state.enter(edition, round)
         self._met = round
         come = optimizer.standing if standing is None else standing
@@ -345,25 +352,6 @@ class Federation:
                 self.monitor.spent(spent(optimizer, delta), delta)
             except PrivacyError as error:
                 self.monitor.spent(None, delta, str(error))
-
-
-def _latest(said: Documents, names: list[str], rounds: int) -> int:
-    """The last round that a member finished, from what all say at the beginning of an edition."""
-    found = []
-    for agent, one in said.items():
-        round = one.get("round")
-        if round is not None:
-            if type(round) is not int or not 0 <= round <= rounds:
-                raise FederationError(f"{names[agent]} does not say after which round it stands")
-            found.append(round)
-    if not found:
-        raise FederationError("no member says after which round the edition begins")
-    if max(found) - min(found) > len(names):
-        # Neighbours are never further apart than one round.
-        raise FederationError(
-            f"the members stand after rounds {min(found)} to {max(found)}, which cannot be"
-        )
-    return max(found)
 
 
 def _end_after_speaking(transport: TlsTransport) -> None:

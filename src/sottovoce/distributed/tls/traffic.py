@@ -43,6 +43,7 @@ class Station(Protocol):
     keeps_digests: bool
 
     def note(self, event: str, **about: Any) -> None: ...
+    def lacks_answer(self, link: Link) -> bool: ...
     def heard(self, link: Link, session: Session, said: Mapping[str, Any]) -> None: ...
     def lost(self, session: Session, reason: str) -> bool: ...
     def refuse(self, link: Link, session: Session, reason: str) -> None: ...
@@ -170,10 +171,17 @@ class Traffic:
             room = link.arriving(header.segment)
             if header.length != len(room):
                 raise Refused(f"a segment has {header.length} bytes; accepted: {len(room)}")
-            station.changed.wait_for(lambda: session.over or station.opened >= header.number)
+            station.changed.wait_for(
+                lambda: (
+                    session.over or station.opened >= header.number or station.lacks_answer(link)
+                )
+            )
+            if not session.over and station.opened < header.number:
+                # Only over the next connections can the answer come before the segment.
+                station.lost(session, "it sends the next message before an answer")
             if session.over:
                 # The buffer may still hold what the agent is adding up.
-                return
+                raise ConnectionAbortedError("the session ended before what it was sending")
         read_into(session.reading, room)
         digest = link.digest_so_far(place, room) if station.keeps_digests else None
         with station.changed:

@@ -204,6 +204,10 @@ class TlsTransport(Transport):
                 # They close the connections.
                 thread.join(_CLOSING)
 
+    def lacks_answer(self, link: Link) -> bool:
+        """Whether this agent waits for a document of a neighbour."""
+        return self._asking is not None and self._asking not in link.heard
+
     def heard(self, link: Link, session: Session, said: Mapping[str, Any]) -> None:
         """Take a document of a neighbour in, or answer it on behalf of the optimizer.
 
