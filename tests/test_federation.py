@@ -321,6 +321,9 @@ def test_a_line_that_a_crash_cut_off_is_removed_and_said(tmp_path: Path) -> None
         ('previous = ""', 'previous = "x"', "what the agreement follows"),
         ('algorithm = "pdsgd"', 'algorithm = "pdsgd\\u009b2J"', "control characters"),
         ('data = "a"', 'data = "a\\u202eb"', "not a short name and a line"),
+        ("norm_bound = 0.0", "norm_bound = inf", "others finite and at least 0"),
+        ("private_start = 0.0", "private_start = nan", "others finite and at least 0"),
+        ("edition = 0", f"edition = {'[' * 9999}", "nested too deeply"),
     ],
 )
 def test_an_agreement_shows_what_it_says_and_builds_nothing_large(

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -243,7 +244,8 @@ def _require_terms(terms: Terms) -> None:
             f"rounds is {terms.rounds}, meet_every {terms.meet_every}, batch {terms.batch}; "
             "accepted: at least 1, batch at least 0"
         )
-    if not 0 < terms.delta < 1 or terms.private_start < 0 or terms.norm_bound < 0:
+    finite = isfinite(terms.private_start) and isfinite(terms.norm_bound)
+    if not (0 < terms.delta < 1 and terms.private_start >= 0 and terms.norm_bound >= 0 and finite):
         raise FederationError(
             f"delta is {terms.delta}, private_start {terms.private_start}, norm_bound "
             f"{terms.norm_bound}; accepted: delta between 0 and 1, others at least 0"

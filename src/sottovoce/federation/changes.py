@@ -38,12 +38,13 @@ class Leave:
     def from_json(cls, said: object, agreement: Agreement) -> "Leave":
         """The notice in a document; refused unless the member signed it for this edition."""
         try:
-            assert isinstance(said, Mapping)
+            if not isinstance(said, Mapping):
+                raise ValueError
             found = cls(str(said["agreement"]), str(said["name"]), str(said["signature"]))
             key = agreement.members[agreement.agent(found.name)].card.public_key
             content = _leaving(agreement.digest, found.name)
             signature = bytes.fromhex(found.signature)
-        except (AssertionError, KeyError, ValueError):
+        except (KeyError, ValueError):
             raise FederationError("a notice to leave cannot be read") from None
         if found.agreement != agreement.digest or not is_signed(key, signature, _LEAVE, content):
             raise FederationError(

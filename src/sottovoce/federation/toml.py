@@ -29,6 +29,8 @@ def read_toml(path: str | Path, kind: str) -> dict[str, Any]:
         return tomllib.loads(content.decode())
     except ValueError as error:
         raise FederationError(f"{path} is not {kind}: {error}") from None
+    except RecursionError:
+        raise FederationError(f"{path} is not {kind}: its values are nested too deeply") from None
 
 
 def to_toml(content: Mapping[str, Any], comments: Sequence[str] = ()) -> str:
