@@ -15,6 +15,7 @@ import sottovoce.distributed as sd
 from chains import EDGES
 from sottovoce import PDSGD, complete, path, ring
 from sottovoce.distributed.exchange import Exchange
+from sottovoce.distributed.federated.flooding import flood
 from sottovoce.distributed.federated.meeting import latest_round
 from sottovoce.distributed.journal import Journal
 from sottovoce.distributed.resuming import Plan, decide
@@ -22,8 +23,9 @@ from sottovoce.distributed.tls import TlsTransport, traffic
 from sottovoce.distributed.tls.certificates import context
 from sottovoce.distributed.tls.doors import Greeting, dial, hang_up
 from sottovoce.distributed.tls.links import Link, Session
-from sottovoce.distributed.tls.records import NEED, Header, Refused
+from sottovoce.distributed.tls.records import MOST_DOCUMENT, NEED, Header, Refused
 from sottovoce.errors import DistributedError, FederationError
+from threaded import Switchboard, ThreadTransport
 from tls_agents import TRAINING, Organisations
 
 # `ssl.wrap_socket` leaves a socket to the collector where a connection is reset while it begins.
@@ -65,6 +67,38 @@ def test_who_asks_for_documents_must_take_them() -> None:
     transport.end()
     near.close()
     far.close()
+
+
+@pytest.mark.parametrize(("size", "most"), [(100, 64), (MOST_DOCUMENT, 4)])
+def test_few_documents_of_a_neighbour_wait_and_not_many_bytes_of_them(size: int, most: int) -> None:
+    """Read, a mebibyte of nested lists takes twenty."""
+    transport = Organisations(path(2)).transport(0)
+    [link] = transport.links.values()
+    session: Any = Session(None, None, "life")  # type: ignore[arg-type]
+
+    def tell(count: int) -> None:
+        for number in range(count):
+            said = {"purpose": f"purpose {number}", "turn": 1, "document": {}}
+            transport.heard(link, session, said, size)
+
+    tell(most)
+    with pytest.raises(Refused, match="too many documents that nobody asked for"):
+        tell(most + 1)
+    assert len(link.heard) == most
+    transport.end()
+
+
+def test_what_was_passed_on_in_the_name_of_nobody_is_refused() -> None:
+    class Liar(ThreadTransport):
+        name = ""
+
+        def gather(self, document: Any, purpose: str) -> dict[int, dict[str, Any]]:
+            return {1: {"known": {self.name: {}}}}
+
+    liar = Liar(Switchboard(2), 0)
+    for liar.name in ("2", "01", "-1", "٣", "9" * 5000):
+        with pytest.raises(DistributedError, match="passed on something that is not a document"):
+            flood(liar, {}, path(2), "a test")
 
 
 def linked(log: Any = None) -> list[Exchange]:

@@ -36,9 +36,10 @@ def flood(
 def _known(said: Mapping[str, Any], teller: int, agents: int) -> Documents:
     """What a neighbour knows; its own document is the one that it sent itself."""
     found: Documents = {}
+    numbers = {str(agent): agent for agent in range(agents)}
     content = said.get("known")
     for name, one in (content if isinstance(content, dict) else {}).items():
-        if not (str(name).isdecimal() and int(name) < agents and isinstance(one, dict)):
+        if name not in numbers or not isinstance(one, dict):
             raise DistributedError(f"agent {teller} passed on something that is not a document")
-        found[int(name)] = one
+        found[numbers[name]] = one
     return found

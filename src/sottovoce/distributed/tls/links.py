@@ -24,11 +24,12 @@ Place = tuple[int, int]
 
 
 class Heard(NamedTuple):
-    """A document of a neighbour: from which life of it, and its how many-eth of a purpose."""
+    """A document of a neighbour: from which life of it, its how many-eth of a purpose, its size."""
 
     life: str
     turn: int
     document: dict[str, Any]
+    size: int = 0
 
 
 @dataclass(eq=False)
@@ -103,7 +104,7 @@ class Link:
 
     def take(self, purpose: str) -> dict[str, Any]:
         """The first document that is held for a purpose."""
-        life, turn, document = self.heard[purpose].pop(0)
+        life, turn, document, _ = self.heard[purpose].pop(0)
         if not self.heard[purpose]:
             del self.heard[purpose]
         self.answered[purpose] = (life, turn)

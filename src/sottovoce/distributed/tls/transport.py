@@ -22,7 +22,14 @@ from sottovoce.distributed.tls.certificates import Peer, context, require_peers
 from sottovoce.distributed.tls.doors import Door, Greeting, Note, dial, shut
 from sottovoce.distributed.tls.links import Heard, Link, Session, dials
 from sottovoce.distributed.tls.pinned import PinnedKeys
-from sottovoce.distributed.tls.records import DOCUMENT, NEED, Header, Refused, json_record
+from sottovoce.distributed.tls.records import (
+    DOCUMENT,
+    MOST_DOCUMENT,
+    NEED,
+    Header,
+    Refused,
+    json_record,
+)
 from sottovoce.distributed.tls.traffic import Traffic
 from sottovoce.distributed.transport import Identities, Transport
 from sottovoce.errors import DistributedError, PeerLost
@@ -38,6 +45,8 @@ _CLOSING = 1.0
 """Seconds in which the threads of a connection that was ended come to their end."""
 _MOST_HEARD = 64
 """Documents of a neighbour that may wait to be asked for."""
+_MOST_HEARD_BYTES = 4 * MOST_DOCUMENT
+"""How long these may be together: what was read takes some twenty times as much memory."""
 _PAUSES = (0.05, 2.0)
 """Seconds between two attempts to dial: the first, and the longest."""
 
@@ -208,11 +217,11 @@ class TlsTransport(Transport):
         """Whether this agent waits for a document of a neighbour."""
         return self._asking is not None and self._asking not in link.heard
 
-    def heard(self, link: Link, session: Session, said: Mapping[str, Any]) -> None:
+    def heard(self, link: Link, session: Session, said: Mapping[str, Any], size: int = 0) -> None:
         """Take a document of a neighbour in, or answer it on behalf of the optimizer.
 
         It is answered where this agent is through with its purpose: the neighbour started again
-        since, or did not get the first answer.
+        since, or did not get the first answer. size: its length in bytes.
         """
         purpose, turn, document = said.get("purpose"), said.get("turn"), said.get("document")
         if not (isinstance(purpose, str) and isinstance(turn, int) and isinstance(document, dict)):
@@ -221,10 +230,11 @@ class TlsTransport(Transport):
             before = link.answered.get(purpose)
             is_new = before is None or (session.life == before[0] and turn > before[1])
             if is_new or said.get("answer"):
-                if sum(map(len, link.heard.values())) >= _MOST_HEARD:
+                held = [one.size for some in link.heard.values() for one in some]
+                if len(held) >= _MOST_HEARD or sum(held) + size > _MOST_HEARD_BYTES:
                     raise Refused("too many documents that nobody asked for")
                 if is_new or purpose == self._asking:
-                    link.keep(purpose, Heard(session.life, turn, document))
+                    link.keep(purpose, Heard(session.life, turn, document, size))
                 self.changed.notify_all()
                 return
             link.answered[purpose] = (session.life, turn)
