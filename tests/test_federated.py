@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from sottovoce.cli.federated import _line, _spent
 from sottovoce.distributed.federated import AgentSettings, Departed, Federation
 from sottovoce.distributed.federated.built_in import agreed
 from sottovoce.distributed.federated.meeting import decide_changes
+from sottovoce.distributed.rounds import Rounds
 from sottovoce.errors import DistributedError, FederationError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.audit_log import read_log, verify_log
@@ -304,6 +306,99 @@ def test_an_agent_that_falls_at_a_meeting_is_not_waited_for_in_vain(
     start, place = 0.5, 1.0
     expected = place + (start - place) * (1 - STEP) ** 20
     assert float((mean - expected).abs().max()) < 1e-12
+
+
+@pytest.mark.parametrize("links", ["plain", "masked"])
+@pytest.mark.parametrize("when", ["before masks", "before the journal"])
+def test_an_agent_that_falls_before_its_journal_begins_comes_back_with_the_same_secrets(
+    when: str, links: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its neighbours have gone on to the first round, with keys that they took from it."""
+    play = Play(tmp_path, "anna ben carla")
+    terms: dict[str, Any] = {"algorithm": "pdsgd", "links": links, "rounds": 6}
+    agreed = agreement(tmp_path, "anna ben carla", "ring:3", **terms)
+    name = {"before masks": "agree_on_masks", "before the journal": "now"}[when]
+    whole_one = getattr(Rounds, name)
+
+    def fall_and_rise() -> Any:
+        def fall(rounds: Rounds, *about: Any) -> Any:
+            if rounds.exchange.agent == 1:
+                raise DistributedError("ben falls")
+            return whole_one(rounds, *about)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Rounds, name, fall)
+            with pytest.raises(DistributedError, match="ben falls"):
+                train(play.federation("ben", agreed))
+        (journal,) = tmp_path.glob("ben.state/*/edition-0/journal-1")
+        (beginning,) = journal.iterdir()
+        assert beginning.stat().st_mode & 0o777 == 0o600
+        end = train(play.federation("ben", agreed))
+        assert not beginning.exists()
+        return end
+
+    ends = whole(
+        run(
+            {
+                "ben": fall_and_rise,
+                **{n: lambda n=n: train(play.federation(n, agreed)) for n in ("anna", "carla")},
+            }
+        )
+    )
+    assert all(end[2].total == 6 for end in ends.values())
+    messages: dict[tuple[str, str, int], set[str]] = {}
+    for name in ends:
+        for line in read_log(play.state(name, agreed).log):
+            if line["event"] in ("sent", "sent again", "received"):
+                pair = (name, line["peer"])
+                pair = pair[::-1] if line["event"] == "received" else pair
+                messages.setdefault((*pair, line["number"]), set()).add(line["digest"])
+    assert len(messages) == 6 * 6
+    assert all(len(digests) == 1 for digests in messages.values())
+
+
+def test_what_a_kill_in_the_midst_of_a_write_leaves_is_removed(tmp_path: Path) -> None:
+    """Such a file holds a model, or a key from which those of all later rounds follow."""
+    play = Play(tmp_path, "anna ben")
+    agreed = agreement(tmp_path, "anna ben", "path:2", algorithm="dsgd")
+    acts = {n: lambda n=n: train(play.federation(n, agreed), 3, False) for n in agreed.names}
+    whole(run(acts))
+    folder = play.state("anna", agreed).folder
+    left = [
+        folder / ".status.json.00112233445566ff",
+        folder / "edition-0" / ".carry.safetensors.00112233445566ff",
+        folder / "edition-0" / "agent-0" / ".start.safetensors.00112233445566ff",
+        folder / "edition-0" / "journal-0" / ".entry.safetensors.00112233445566ff",
+    ]
+    own = folder / "edition-0" / "journal-0" / ".of-somebody"
+    for path in (*left, own):
+        path.write_bytes(b"cut off")
+    whole(run({name: lambda n=name: train(play.federation(n, agreed)) for name in agreed.names}))
+    assert not [path for path in left if path.exists()]
+    assert own.exists()
+
+
+def test_who_lost_its_folder_does_not_begin_again_among_others(tmp_path: Path) -> None:
+    """Not at its second start either: it may have sent anything."""
+    play = Play(tmp_path, "anna ben")
+    agreed = agreement(tmp_path, "anna ben", "path:2", algorithm="dsgd")
+    refusals: list[str] = []
+
+    def fall_and_lose() -> None:
+        train(play.federation("ben", agreed), until=3, close=False)
+        shutil.rmtree(tmp_path / "ben.state")
+        for _ in range(2):
+            with pytest.raises(DistributedError) as refused:
+                train(play.federation("ben", agreed))
+            refusals.append(str(refused.value))
+
+    def wait() -> None:
+        with pytest.raises(DistributedError):
+            train(play.federation("anna", agreed, patience=6.0))
+
+    run({"ben": fall_and_lose, "anna": wait})
+    assert len(refusals) == 2
+    assert all("in the midst of their rounds" in refusal for refusal in refusals)
 
 
 def test_a_meeting_is_held_again_after_a_crash_between_history_and_agreement(

@@ -112,12 +112,19 @@ class Course:
         """Go on where the agents' folders allow it; None at the beginning. All must call it."""
         store, record = self._checkpoints(folder), Record(folder, self.agent)
         kept = Journal(folder, self.agent, self._facts)
-        pair, offer = self._offer()
         marks, position = store.marks(), kept.position()
         noted, torn = _noted(record)
         if not noted.spans and (position or store.written()):
             # Rounds were played here, and what says how many is gone.
             noted = UNKNOWN
+        root, fell = None, False
+        if journal and position is None and self._transport.epoch is not None:
+            root, fell = kept.begin(self.training, self._transport.epoch)
+        if fell:
+            # An earlier process came no further: nothing of this epoch was sent.
+            position = kept.at_beginning()
+            noted = noted.up_to(0) if noted.epoch == kept.epoch else noted
+        pair, offer = self._offer(root)
         epochs = (noted.epoch, *(mark.epoch for mark in marks), (position or {}).get("epoch", -1))
         document = {
             **{
@@ -129,7 +136,13 @@ class Course:
             **{"epoch": max(epochs), "offer": offer},
         }
         said = self._transport.gather(document, _RESUMING)
-        plan = decide(said, self._graph, self.agent, self._transport.epoch)
+        try:
+            plan = decide(said, self._graph, self.agent, self._transport.epoch)
+        except DistributedError:
+            if root and not fell:
+                # The next process must not take it for a sign that nothing was ever sent.
+                kept.tidy()
+            raise
         if plan.how == "start" and self.round:
             raise DistributedError(
                 f"{folder} holds nothing to go on from, and {self.round} rounds were played "
@@ -139,7 +152,7 @@ class Course:
         self._records[_place(folder)] = record
         if journal:
             self._home = _place(folder)
-        if plan.how == "journal":
+        if plan.how == "journal" and not fell:
             return self._take_up(kept, noted, store, said)
         checkpoint = None
         if start_over:
@@ -151,12 +164,12 @@ class Course:
             self._rounds.state.copy_(saved.own.pop("state"))
             self.remember({name.removeprefix(_MEMORY): one for name, one in saved.own.items()})
         self._enter(plan, self._with_own(noted), pair, said)
-        if plan.how == "start":
+        if plan.how != "checkpoint":
             self.save(folder, {}, {})
         # What the frames of an earlier epoch were for is over; its keys go with them.
         kept.forget()
         # Before the journal begins: an agent that starts again finds its keys there.
-        self._rounds.agree_on_masks()
+        self._rounds.agree_on_masks(root)
         if journal:
             self._begin_journal(kept)
         return checkpoint
@@ -166,8 +179,10 @@ class Course:
 
         What it has executed since then stays charged.
         """
-        pair, offer = self._offer()
         epoch, place = standing.epoch + 1, {"round": standing.round, "epoch": standing.epoch}
+        journal = Journal(folder, self.agent, self._facts)
+        root, _ = journal.begin(self.training, epoch)
+        pair, offer = self._offer(root)
         said = self._transport.gather({**place, "offer": offer}, f"the beginning of epoch {epoch}")
         compare(said, place)
         self._rounds.state.copy_(standing.state)
@@ -177,8 +192,8 @@ class Course:
         plan = Plan("checkpoint", epoch, Mark(standing.epoch, standing.round))
         self._enter(plan, self._with_own(standing.executions), pair, said, confirm=True)
         self.save(folder, {}, {})
-        self._rounds.agree_on_masks()
-        self._begin_journal(Journal(folder, self.agent, self._facts))
+        self._rounds.agree_on_masks(root)
+        self._begin_journal(journal)
 
     def go_back(self, round: int, executions: Executions) -> None:
         """Begin a new epoch after `round`, from a state that the caller has put back.
@@ -208,6 +223,8 @@ class Course:
         entry = kept.last()
         self.training, self.epoch = kept.training, kept.epoch
         self.begun = max(int(one["journal"]["round"]) for one in said.values())
+        # The private key that neighbours took is gone by now.
+        self._offered = {}
         rounds = self._rounds
         rounds.belong_to(self.training, self.epoch, entry)
         own, *others = entry.keys or (None,)
@@ -258,8 +275,15 @@ class Course:
 
     def _keep_journal(self, journal: Journal) -> None:
         """Write what is sent to a journal, and let neighbours that start again know of it."""
+        journal.tidy()
         self._rounds.journal = self._transport.journal = journal
-        nothing = {"marks": [], "files": 0, "fault": "", "epoch": self.epoch, "offer": {}}
+        nothing = {
+            "marks": [],
+            "files": 0,
+            "fault": "",
+            "epoch": self.epoch,
+            "offer": self._offered,
+        }
         own = {"journal": None, "keeps": True, "start_over": False}
         self._transport.stand_in({**nothing, **own}, _RESUMING)
 
@@ -288,10 +312,14 @@ class Course:
         store.executions = self.executions
         return store
 
-    def _offer(self) -> tuple[Ephemeral | None, dict[str, str]]:
-        """A fresh key pair where edges have secrets, and what neighbours are told of it."""
-        pair = Ephemeral() if self._edges else None
-        return pair, {"key": pair.public} if pair else {}
+    def _offer(self, root: bytes | None = None) -> tuple[Ephemeral | None, dict[str, str]]:
+        """A key pair where edges have secrets, and what neighbours are told of it.
+
+        root: what it follows from; fresh unless given.
+        """
+        pair = Ephemeral(root, "edge") if self._edges else None
+        self._offered = {"key": pair.public} if pair else {}
+        return pair, self._offered
 
     def _edge_keys(self, pair: Ephemeral | None, offers: Said) -> dict[int, bytes]:
         """The secret of every edge of this agent, which the other end computes as well."""

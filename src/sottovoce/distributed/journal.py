@@ -9,11 +9,14 @@ sent. Before an exchange the journal writes two files, each in one step and sync
   parts of the chain remember, and the keys of the next round. It replaces the one before, with
   which the keys of this round are gone from the folder.
 
+Before the first of an epoch there is `beginning`, the root of the secrets that neighbours hear of.
+
 The frames of two exchanges are kept. Neighbours are never further apart: an agent that has written
 exchange n has finished n - 1, so it had every neighbour's message of n - 1. An agent that starts
 again therefore finds here whatever its neighbours lack, and no round is computed a second time.
 """
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -23,12 +26,15 @@ from typing import Any
 from torch import Tensor
 
 from sottovoce.distributed.files import checked_tensors, keep_tensors, require_numbers
+from sottovoce.distributed.keys import KEY_BYTES
 from sottovoce.errors import ResultError
+from sottovoce.storage.files import remove_unfinished
 
 _KEPT = 2
 _FRAMES = re.compile(r"frames-(\d{12})\.safetensors")
 _MEMORY = "memory."
 _ENTRY = "entry.safetensors"
+_BEGINNING = "beginning.safetensors"
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +100,35 @@ class Journal:
             if not entry.number - _KEPT < number <= entry.number:
                 self._path(number).unlink(missing_ok=True)
 
+    def begin(self, training: int, epoch: int) -> tuple[bytes, bool]:
+        """The root of the secrets of an epoch that begins, and whether it was here already.
+
+        It is durable before a neighbour hears of those secrets, and `tidy` erases it. An agent that
+        starts again before the first entry finds it here: it has sent no message of the epoch, and
+        its neighbours have the keys that follow from it.
+        """
+        self.training, self.epoch = training, epoch
+        facts = {**self._mark(0), "shared": self._shared}
+        try:
+            _, found = checked_tensors(self.folder / _BEGINNING)
+            root = bytes.fromhex(found.pop("root"))
+            if found == facts:
+                return root, True
+        except ResultError:
+            pass
+        root = os.urandom(KEY_BYTES)
+        what = "the beginning of the journal"
+        keep_tensors(self.folder / _BEGINNING, {}, {**facts, "root": root.hex()}, what)
+        return root, False
+
+    def tidy(self) -> None:
+        """Erase the root of secrets that are made, and what writes that were cut off left behind.
+
+        Such a file may hold keys of rounds that are over by now.
+        """
+        (self.folder / _BEGINNING).unlink(missing_ok=True)
+        remove_unfinished(self.folder)
+
     def position(self) -> dict[str, Any] | None:
         """Where the agent stands, as a document for its neighbours; None where nothing is kept.
 
@@ -128,6 +163,11 @@ class Journal:
         except ResultError:
             return None
         return tensors["rows"] if facts == self._mark(number) else None
+
+    def at_beginning(self) -> dict[str, Any]:
+        """What neighbours are told of an epoch in which nothing was sent and no entry was kept."""
+        execution = {"training": self.training, "epoch": self.epoch}
+        return {"number": 0, "finished": True, "kept": [], "round": 0, **execution}
 
     def forget(self) -> None:
         """Remove everything: the training begins a new epoch, or starts over."""

@@ -8,8 +8,9 @@ keys in common. It begins with
 
     K = HKDF-SHA256(X25519(own private key, the neighbour's public key), info)
 
-where `info` names the training, its epoch, the purpose and both agents. Private keys live in memory
-alone and serve one epoch.
+where `info` names the training, its epoch, the purpose and both agents. Private keys serve one
+epoch and live in memory. An agent that keeps a journal holds the root of its own there as well,
+from before a neighbour hears of them until the journal begins (`journal.Journal.begin`).
 """
 
 import hashlib
@@ -62,16 +63,25 @@ class Ratchet:
 
 
 def _after(key: bytes) -> bytes:
-    return hashlib.blake2b(_NEXT, key=key, digest_size=KEY_BYTES, person=b"sottovoce").digest()
+    return _hash(_NEXT, key)
+
+
+def _hash(content: bytes, key: bytes) -> bytes:
+    return hashlib.blake2b(content, key=key, digest_size=KEY_BYTES, person=b"sottovoce").digest()
 
 
 class Ephemeral:
-    """A key pair of one epoch, from whose public half neighbours make secrets with this agent."""
+    """A key pair of one epoch, from whose public half neighbours make secrets with this agent.
 
-    def __init__(self) -> None:
+    root: 32 secret bytes from which it follows for a purpose; fresh from the operating system
+    unless given.
+    """
+
+    def __init__(self, root: bytes | None = None, purpose: str = "") -> None:
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-        self._private = X25519PrivateKey.generate()
+        key = os.urandom(KEY_BYTES) if root is None else root
+        self._private = X25519PrivateKey.from_private_bytes(_hash(f"pair {purpose}".encode(), key))
 
     @property
     def public(self) -> str:

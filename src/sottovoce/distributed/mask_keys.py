@@ -45,7 +45,8 @@ class KeyAgreement:
 
     Send `announcement` to every neighbour; give what they sent to `relay`, and send the result to
     every neighbour; give what they sent to `keys`. Three calls, two messages a link and direction.
-    It serves once: a repeated agreement takes another object and another epoch.
+    It serves once: a repeated agreement takes another object and another epoch. root: what the
+    agent's key of this epoch follows from; fresh unless given.
     """
 
     def __init__(
@@ -54,9 +55,10 @@ class KeyAgreement:
         senders: Senders,
         session: Session,
         identities: Identities | None = None,
+        root: bytes | None = None,
     ) -> None:
         self.agent, self.senders, self.session = agent, require_pairs(agent, senders), session
-        self._pair, self._identities = Ephemeral(), identities
+        self._pair, self._identities = Ephemeral(root, _FIELD), identities
         self._heard, self._is_over = {agent: self._pair.public}, False
         self._signature = b""
         if identities:

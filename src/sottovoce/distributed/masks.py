@@ -154,11 +154,14 @@ class Masks:
         self._session = Session(training, epoch)
         self.codec.keys = PairKeys.from_state(state) if state else None
 
-    def agree(self) -> None:
-        """Agree on the keys of the epoch, unless they are there; all agents call it at once."""
+    def agree(self, root: bytes | None = None) -> None:
+        """Agree on the keys of the epoch, unless they are there; all agents call it at once.
+
+        root: what this agent's key follows from; fresh unless given.
+        """
         if self.codec.keys is None:
             agent, identities = self._transport.agent, self._transport.identities
-            agreement = KeyAgreement(agent, self.codec.senders, self._session, identities)
+            agreement = KeyAgreement(agent, self.codec.senders, self._session, identities, root)
             self.codec.keys = agree_on_keys(agreement, self._transport)
 
     def to_state(self) -> dict[str, Any] | None:

@@ -55,6 +55,7 @@ def decide(said: Said, graph: Graph, agent: int, epoch: int | None = None) -> Pl
         return Plan("start", epoch)
     _require_faultless(said)
     _require_newest(said, agent)
+    said = _with_beginners(said, agent)
     # Where some agents are in the middle of their rounds, only the own links are known well.
     links = [link for link in graph.links if len(said) == graph.agents or agent in link]
     if _journals_fit(said, links):
@@ -118,6 +119,20 @@ def _require_newest(said: Said, agent: int) -> None:
                 "from it. Another message from the same state would give the step away, so "
                 "nothing is sent. Put the newest folder back, or be dropped and join again"
             )
+
+
+def _with_beginners(said: Said, agent: int) -> Said:
+    """Where this agent stands at the beginning of an epoch, so do those whose journal is to come.
+
+    They agreed on the epoch with it, and sent nothing since.
+    """
+    own = said[agent]["journal"]
+    if not own or own["number"]:
+        return said
+    return {
+        other: {**one, "journal": own} if one.get("under_way") and not one["journal"] else one
+        for other, one in said.items()
+    }
 
 
 def _require_faultless(said: Said) -> None:

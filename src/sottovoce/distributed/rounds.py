@@ -47,10 +47,13 @@ class Rounds:
         if self._masks:
             self._masks.enter(training, epoch, entry.masks if entry else None)
 
-    def agree_on_masks(self) -> None:
-        """Agree on keys where links are masked and the epoch has none yet; all agents do so."""
+    def agree_on_masks(self, root: bytes | None = None) -> None:
+        """Agree on keys where links are masked and the epoch has none yet; all agents do so.
+
+        root: what this agent's key follows from; fresh unless given.
+        """
         if self._masks:
-            self._masks.agree()
+            self._masks.agree(root)
 
     def number(self, at: Clock) -> int:
         """The number of an exchange, from 1 on, which its messages carry."""

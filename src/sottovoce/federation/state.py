@@ -19,7 +19,7 @@ from sottovoce.errors import FederationError
 from sottovoce.federation.agreement import Agreement, agreement_of, read_agreement
 from sottovoce.federation.changes import Leave
 from sottovoce.federation.signatures import Signatures
-from sottovoce.storage.files import write_json
+from sottovoce.storage.files import remove_unfinished, write_json
 
 
 class StateFolder:
@@ -51,6 +51,11 @@ class StateFolder:
         """Make the folder, for its owner alone."""
         self.proposals.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.chmod(self.folder, 0o700)
+
+    def tidy(self) -> None:
+        """Remove what an agent that was killed while it wrote has left; for the agent alone."""
+        for folder in (self.folder, *self.folder.glob("edition-*"), *self.folder.glob("*/agent-*")):
+            remove_unfinished(folder)
 
     def current(self) -> Agreement | None:
         """The edition that is trained, None before the first start."""

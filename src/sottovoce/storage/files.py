@@ -3,12 +3,18 @@
 import errno
 import json
 import os
+import re
 import secrets
 from pathlib import Path
 from typing import Any
 
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM)
 """Of a folder that may be written and not be read, or a file system without such a thing."""
+
+
+_TOKEN_BYTES = 8
+_UNFINISHED = re.compile(rf"\..+\.[0-9a-f]{{{2 * _TOKEN_BYTES}}}")
+"""Names that `write_atomic` gives to what it has not finished."""
 
 
 def write_atomic(path: str | Path, content: bytes, private: bool = False) -> None:
@@ -23,7 +29,7 @@ def write_atomic(path: str | Path, content: bytes, private: bool = False) -> Non
     if path.exists() and not path.is_file():
         raise FileExistsError(errno.EEXIST, "it exists and is not a regular file", str(path))
     make_folder(path.parent)
-    name = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    name = path.with_name(f".{path.name}.{secrets.token_hex(_TOKEN_BYTES)}")
     try:
         mode = 0o600 if private else 0o666
         handle = os.open(
@@ -38,6 +44,16 @@ def write_atomic(path: str | Path, content: bytes, private: bool = False) -> Non
     except BaseException:
         name.unlink(missing_ok=True)
         raise
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what processes that were killed while they wrote have left in a folder.
+
+    Nobody else may be writing there.
+    """
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if _UNFINISHED.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def write_json(path: str | Path, content: Any) -> None:

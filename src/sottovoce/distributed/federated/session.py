@@ -83,6 +83,7 @@ class Federation:
         settings: AgentSettings | None = None,
     ) -> None:
         state.make()
+        state.tidy()
         self._identity, self._state = identity, state
         self._settings = settings or AgentSettings()
         self.agreement, self._signatures = self._edition(agreement, signatures)
