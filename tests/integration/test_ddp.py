@@ -14,7 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 import sottovoce.distributed as sd
+from sottovoce.storage.tensors import read_tensors, write_tensors
 from threaded import Switchboard, ThreadTransport
 
 ROUNDS = 6
@@ -37,9 +39,6 @@ def anna(transport: ThreadTransport, store: Path | None) -> Tensor:
         optimizer.zero_grad()
         ddp_worker.backward(wrapped, *(whole if store is None else halves[0]))
         optimizer.step()
-    if store is not None:
-        del wrapped
-        ddp_worker.leave()
     return optimizer.state_vector.clone()
 
 
@@ -69,12 +68,18 @@ def play(store: Path | None) -> list[Any]:
 
 
 def test_gradients_that_an_organisation_averages_give_the_same_training(tmp_path: Path) -> None:
-    script, store = Path(ddp_worker.__file__), tmp_path / "store"
-    worker = subprocess.Popen(
-        [sys.executable, str(script), str(store), str(ROUNDS)], env=launching.environment()
-    )
-    with_worker = play(store)
-    assert worker.wait(30) == 0
-    alone = play(None)
-    for one, other in zip(with_worker, alone, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    store, out, begin = tmp_path / "store", tmp_path / "ends", launching.environment()
+    programs = [[ddp_worker.__file__, str(store), str(ROUNDS)], [__file__, str(store), str(out)]]
+    processes = [subprocess.Popen([sys.executable, *one], env=begin) for one in programs]
+    assert [process.wait(60) for process in processes] == [0, 0]
+    with_worker = read_tensors(out)[0]
+    for agent, alone in enumerate(play(None)):
+        torch.testing.assert_close(with_worker[str(agent)], alone, rtol=0, atol=1e-12)
+
+
+if __name__ == "__main__":
+    # A process of its own: it must end as the worker does.
+    _, group_store, file = sys.argv
+    ends = dict(enumerate(play(Path(group_store))))
+    write_tensors(file, {str(agent): end for agent, end in ends.items()})
+    ddp_worker.leave()
