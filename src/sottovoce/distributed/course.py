@@ -58,6 +58,7 @@ class Course:
         # Of every folder from which somebody may go on: a later round is executed for all of them.
         self._records: dict[Path, Record] = {}
         self._home: Path | None = None
+        self._offered: dict[str, str] = {}
         pair, offer = self._offer()
         offers = transport.agree({**facts, **start}, {**offer, "training": secrets.randbits(64)})
         self.training = transport.training or number_of_training(offers)
@@ -277,14 +278,8 @@ class Course:
         """Write what is sent to a journal, and let neighbours that start again know of it."""
         journal.tidy()
         self._rounds.journal = self._transport.journal = journal
-        nothing = {
-            "marks": [],
-            "files": 0,
-            "fault": "",
-            "epoch": self.epoch,
-            "offer": self._offered,
-        }
-        own = {"journal": None, "keeps": True, "start_over": False}
+        nothing = {"marks": [], "files": 0, "fault": "", "epoch": self.epoch}
+        own = {"journal": None, "keeps": True, "start_over": False, "offer": self._offered}
         self._transport.stand_in({**nothing, **own}, _RESUMING)
 
     def _note_in(self, folder: str | Path) -> None:
