@@ -248,7 +248,7 @@ def _require_terms(terms: Terms) -> None:
     if not (0 < terms.delta < 1 and terms.private_start >= 0 and terms.norm_bound >= 0 and finite):
         raise FederationError(
             f"delta is {terms.delta}, private_start {terms.private_start}, norm_bound "
-            f"{terms.norm_bound}; accepted: delta between 0 and 1, others at least 0"
+            f"{terms.norm_bound}; accepted: delta between 0 and 1, others finite and at least 0"
         )
     if terms.weights not in WEIGHT_RULES:
         raise FederationError(
