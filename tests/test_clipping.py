@@ -17,6 +17,7 @@ from sottovoce.graphs import ring
 from sottovoce.mechanisms import LDPDSGD, PDSGD, Bound, Clip, Mechanism, Shares, check
 from sottovoce.problems import Estimation, Logistic, ModuleProblem, Problem, Quadratic
 from sottovoce.problems.gradients.clipped import ClippedGradients, refuse_interacting_samples
+from sottovoce.problems.sampling import weights_of
 from sottovoce.randomness import private_streams
 
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
@@ -435,6 +436,37 @@ def test_a_bound_that_does_not_hold_is_refused() -> None:
     with pytest.raises(AlgorithmError, match="at most 1, but its factors let 2 through"):
         check(PDSGD() + Loose(), ring(5))
     check(PDSGD() + replace(Loose(), norm=2.0), ring(5))
+
+
+@dataclass(frozen=True)
+class Late(Bound):
+    """Shortens what is twice too long, and nothing below."""
+
+    norm: float = 1.0
+
+    def factors(self, norms: Tensor) -> Tensor:
+        return torch.where(norms > 2 * self.norm, self.norm / norms, 1.0)
+
+
+@dataclass(frozen=True)
+class InDoubleAlone(Bound):
+    norm: float = 1.0
+
+    def factors(self, norms: Tensor) -> Tensor:
+        wide = norms.dtype == torch.float64
+        return (self.norm / norms).clamp(max=1.0) if wide else torch.full_like(norms, -9.0)
+
+
+def test_a_bound_that_lets_too_much_through_between_the_norms_tried_is_refused() -> None:
+    with pytest.raises(AlgorithmError, match=r"Late says that .* at most 0.37, but its factors"):
+        check(PDSGD() + Late(0.37), ring(5))
+
+
+@pytest.mark.parametrize("bound", [Late(), InDoubleAlone()])
+def test_no_sample_counts_more_than_its_bound_says_whatever_the_factors(bound: Bound) -> None:
+    norms = torch.linspace(0, 5, 51)
+    found = weights_of(norms, torch.ones(51, dtype=torch.bool), bound)
+    assert float((found * norms).abs().max()) == pytest.approx(1.0)
 
 
 @dataclass(frozen=True)

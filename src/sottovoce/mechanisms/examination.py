@@ -75,7 +75,8 @@ def _stand_in(graph: Graph) -> Graph:
 def _bound_faults(mechanism: Mechanism) -> Iterator[str]:
     if (bound := mechanism.bound) is None:
         return
-    norms = torch.cat([torch.zeros(1), torch.logspace(-30, 30, 121)]).double()
+    near = torch.logspace(-1, 1, 401).double() * bound.norm
+    norms = torch.cat([torch.zeros(1), torch.logspace(-30, 30, 121), near]).double()
     factors, name = bound.factors(norms.clone()), type(bound).__name__
     most = float((factors * norms).abs().max())
     if not most <= bound.norm * (1 + _TOLERANCE):

@@ -111,11 +111,14 @@ def weights_of(norms: Tensor, present: Tensor, bound: Bound | None) -> Tensor:
     """What samples are multiplied by: c_n by the bound, 1 without one, 0 for padding.
 
     norms: of the samples' gradients, of the shape of `present`. A bounded sample whose norm is not
-    finite counts as 0: otherwise one record could end the training, which everybody sees.
+    finite counts as 0: otherwise one record could end the training, which everybody sees. Factors
+    that let more through than the bound's own `norm` are shortened: a proof counts on that.
     """
     if bound is None:
         return present.to(norms.dtype)
-    return torch.where(present & norms.isfinite(), bound.factors(norms), 0.0)
+    most = bound.norm / norms
+    factors = bound.factors(norms).clamp(-most, most)
+    return torch.where(present & norms.isfinite(), factors, 0.0)
 
 
 def poisson_sample(streams: Streams, round: int, count: int, batch: int) -> Batch:
