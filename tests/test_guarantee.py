@@ -12,7 +12,7 @@ import torch
 from dp_accounting import pld
 
 from chains import Momentum
-from sottovoce.errors import PrivacyError
+from sottovoce.errors import AlgorithmError, PrivacyError
 from sottovoce.graphs import Graph, complete, erdos_renyi, grid, path, ring, star
 from sottovoce.mechanisms import (
     DECOR,
@@ -43,7 +43,7 @@ from sottovoce.privacy.revealed import reveal
 from sottovoce.problems.sampling import Sampling
 from sottovoce.randomness import Streams, private_streams
 from sottovoce.simulation.transcript import Setting
-from sottovoce.stepsizes import Stepsize, parse_stepsize
+from sottovoce.stepsizes import Power, Stepsize, Uniform, parse_stepsize
 
 CONSTANT, FALLING = parse_stepsize("0.5"), parse_stepsize("2:falling=4")
 GRAPHS = [ring(5), star(5), grid(2, 3), erdos_renyi(7, 0.4)]
@@ -447,6 +447,71 @@ class Normalised(Stepsize):
 
     def scale_(self, gradient: torch.Tensor, streams: Streams, round: int) -> None:
         gradient.div_(gradient.norm(dim=-1, keepdim=True) + 1e-300)
+
+
+_KEPT: dict[str, torch.Tensor] = {}
+
+
+@dataclass(frozen=True)
+class HiddenMomentum(Part):
+    """Adds up raw gradients before the noise, and keeps them where the accountant has no look."""
+
+    place: ClassVar[Place] = "gradient"
+    linear: ClassVar[bool] = True
+    by_coordinate: ClassVar[bool] = True
+    keeps_average: ClassVar[bool] = False
+    where: str = "flow"
+
+    def __call__(self, flow: Flow) -> None:
+        if flow.at.round == 1:
+            _KEPT.clear()
+        kept = _KEPT if self.where == "global" else vars(getattr(flow, self.where, flow))
+        last = kept.get("last")
+        if last is not None and last.shape == flow.s.shape:
+            flow.s = 0.9 * last + flow.s
+        kept["last"] = flow.s.clone()
+
+
+@pytest.mark.parametrize("where", ["flow", "streams", "global"])
+def test_gradients_that_a_part_keeps_out_of_sight_are_found(where: str) -> None:
+    chain = Mechanism("hidden", (Clip(), HiddenMomentum(where), StepNoise(1.0), Shares("keep")))
+    with pytest.raises(AlgorithmError, match=r"keep them in flow\.memory"):
+        prove(chain, ring(4), settings=ProofSettings(rounds=4, samples=1000, batch=50))
+
+
+@dataclass(frozen=True)
+class Sparse(Part):
+    """Leaves out small entries, and says that it is linear."""
+
+    place: ClassVar[Place] = "gradient"
+    linear: ClassVar[bool] = True
+    by_coordinate: ClassVar[bool] = True
+    keeps_average: ClassVar[bool] = False
+
+    def __call__(self, flow: Flow) -> None:
+        flow.s = torch.where(flow.s.abs() > 1e-4, flow.s, 0.0)
+
+
+def test_a_threshold_is_not_linear_at_any_size() -> None:
+    chain = Mechanism("sparse", (Clip(), Sparse(), StepNoise(1.0), Shares("keep")))
+    with pytest.raises(AlgorithmError, match="Sparse says that it is linear"):
+        prove(chain, ring(4), settings=ProofSettings(rounds=4, samples=1000, batch=50))
+
+
+class ByTheGradient(Stepsize):
+    """Within its range, and by the gradient's size: a record moves the step by more than Λ C."""
+
+    def scale_(self, gradient: torch.Tensor, streams: Streams, round: int) -> None:
+        low, high = self.interval(round)
+        gradient.mul_(gradient.abs().amax(-1, keepdim=True).clamp(low, high))
+
+
+def test_a_stepsize_that_follows_the_gradients_proves_nothing() -> None:
+    own = ByTheGradient(Power(0.5, 0.0), Uniform())
+    settings = ProofSettings(rounds=4, samples=1000, batch=50, stepsize=own)
+    found = prove("ldp-dsgd:1.0", ring(4), settings=settings)
+    assert found.epsilon is None
+    assert "stepsizes depend on the gradients" in found.reasons[0]
 
 
 def test_a_stepsize_outside_its_own_range_proves_nothing() -> None:

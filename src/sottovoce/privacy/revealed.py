@@ -39,6 +39,8 @@ _PROBES = 4
 _SAME = 1e-9
 _EXACT = 1e-11
 """A variance below this fraction of the largest counts as none."""
+_SIZES = (1.0, 1e-3, 1e3)
+"""Times the gradients with which stepsizes are tried."""
 _PART = 1e-5
 """A part of a unit vector shorter than this counts as absent."""
 _BESIDE = 1e-7
@@ -160,22 +162,28 @@ class _Played:
         self.asked.begin(round, "later")
         exchange(self.mechanism, flow, by_messages(self.mechanism))
         self.memory = flow.memory
-        if not self._keeps_range(round, gradients):
-            self.faults.append("stepsizes turn gradients into steps outside their public range")
+        self.faults += self._stepsize_faults(round, gradients)
         self.faults += self.asked.faults
         self.asked.faults.clear()
         steps[2] -= steps[1]
         return [*steps, torch.tensor(self.ranges(round)) / mean]
 
-    def _keeps_range(self, round: int, gradients: Tensor) -> bool:
+    def _stepsize_faults(self, round: int, gradients: Tensor) -> list[str]:
+        """Whether stepsizes leave their public range, or follow the gradients."""
         low, high = torch.tensor(self.ranges(round)).unsqueeze(-1)
         found = []
-        for size in (1.0, 1e3):
-            steps = size * gradients
-            self.stepsize.scale_(steps, self.probes, round)
-            found.append(steps / (size * gradients))
+        for some in (gradients, gradients.flip(1), gradients.flip(-1)):
+            for size in _SIZES:
+                steps = size * some
+                self.stepsize.scale_(steps, self.probes, round)
+                found.append(steps / (size * some))
         each, spare = torch.cat(found), _SAME * high
-        return bool(((each >= low - spare) & (each <= high + spare)).all())
+        faults = []
+        if not bool(((each >= low - spare) & (each <= high + spare)).all()):
+            faults.append("stepsizes turn gradients into steps outside their public range")
+        if bool(((each - each[:1]).abs() > spare).any()):
+            faults.append("stepsizes depend on the gradients")
+        return faults
 
     def ranges(self, round: int) -> Array:
         """The smallest and the largest stepsize of every agent: (2, agents)."""
