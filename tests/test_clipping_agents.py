@@ -92,6 +92,12 @@ def counted_twice(optimizer: sd.DecentralizedSGD, model: nn.Module) -> None:
         optimizer.backward(model, cross_entropy, INPUTS[drawn], TARGETS[drawn])
 
 
+def cut(optimizer: sd.DecentralizedSGD, model: nn.Module) -> None:
+    """One record more in the batch pushes another one out of it."""
+    drawn = optimizer.poisson_sample(30)[:1]
+    optimizer.backward(model, cross_entropy, INPUTS[drawn], TARGETS[drawn])
+
+
 def never_cleared(optimizer: sd.DecentralizedSGD, model: nn.Module) -> None:
     kept(optimizer, model)
     drawn = optimizer.poisson_sample(30)
@@ -135,6 +141,7 @@ def test_gradients_that_are_not_clipped_are_not_sent(
     [
         (never_drawn, "none was drawn for this round"),
         (counted_twice, "more samples than the round's batch has"),
+        (cut, "fewer samples than the round's batch has"),
         (never_cleared, "would count once more"),
         (fewer_samples, "from 20 samples, and were drawn from 30 before"),
     ],

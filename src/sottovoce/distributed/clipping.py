@@ -152,11 +152,13 @@ class Clipping:
                 "the agents agreed on Poisson samples, and none was drawn for this round; call "
                 "optimizer.poisson_sample(size) for the indices of every batch; nothing was sent"
             )
-        if taken > drawn:
+        if taken > drawn or (self.poisson and taken < drawn):
             # Not how many: sizes of Poisson samples are private.
             raise DistributedError(
-                "backward() was given more samples than the round's batch has; give it every "
-                "sample of the batch once; nothing was sent"
+                f"backward() was given {'more' if taken > drawn else 'fewer'} samples than the "
+                "round's batch has; give it every sample of the batch once, in pieces where memory "
+                "is short: a batch that is cut, or comes from elsewhere, is no Poisson sample; "
+                "nothing was sent"
             )
 
 
