@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import sottovoce.distributed as sd
 from sottovoce import DECOR, DSGD, LDPDSGD, Mechanism, ring
-from sottovoce.distributed.clipping import clipped_backward
+from sottovoce.distributed.clipping import Clipping, clipped_backward
 from sottovoce.errors import DistributedError, PeerLost, ProblemError
 from threaded import ThreadTransport, together
 
@@ -341,6 +341,23 @@ class Counting(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         self.seen += x.abs().sum()
         return super().forward(x)
+
+
+@pytest.mark.parametrize("repeatable", [False, True])
+def test_nobody_else_can_compute_what_a_module_draws_for_its_samples(repeatable: bool) -> None:
+    """Dropout draws by place: under a known seed a record moves all samples behind it."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(), nn.Linear(8, 3)).double()
+    clipping = Clipping(LDPDSGD(0.3).bound, 6, poisson=False)
+
+    def drawn() -> Tensor:
+        model.zero_grad()
+        torch.manual_seed(0)
+        before = torch.get_rng_state()
+        clipping.backward(model, cross_entropy, INPUTS[:6], TARGETS[:6], repeatable)
+        assert repeatable or torch.equal(torch.get_rng_state(), before)
+        return model[0].weight.grad
+
+    assert torch.equal(drawn(), drawn()) == repeatable
 
 
 def test_a_module_that_writes_to_a_buffer_is_refused_with_the_cause() -> None:

@@ -1,6 +1,8 @@
 """What a real agent computes in place of `loss.backward()`, and which samples it draws for that."""
 
-from collections.abc import Sequence
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from weakref import WeakSet
 
 import torch
@@ -26,14 +28,16 @@ def clipped_backward(
     *,
     bound: Bound | None,
     batch: int,
+    seed: int | None = None,
 ) -> None:
     """Add (1/B) Σ_n c_n ∇loss(model(x_n), y_n) to the `.grad` of the model's parameters.
 
     inputs, targets: (n, ...), the samples of a batch, which may be empty. bound: c_n by the norm of
     each sample's gradient, 1 without one. batch: B, the (expected) batch that all agents agreed on,
-    whatever n is. The numbers are those that the simulator computes for a `ModuleProblem`, and
-    autocast is off for them. Nothing is returned: a loss of private samples is not protected by
-    what protects their gradients.
+    whatever n is. seed: of the module's own random numbers, torch's generator as it stands unless
+    given. The numbers are those that the simulator computes for a `ModuleProblem`, and autocast is
+    off for them. Nothing is returned: a loss of private samples is not protected by what protects
+    their gradients.
     """
     _require_apart(model, inputs)
     if len(inputs) != len(targets):
@@ -45,7 +49,7 @@ def clipped_backward(
     present = torch.ones(1, len(inputs), dtype=torch.bool, device=inputs.device)
     total = torch.zeros_like(vector)
     # Half-precision products would let samples through that are longer than the bound.
-    with torch.autocast(inputs.device.type, enabled=False):
+    with torch.autocast(inputs.device.type, enabled=False), _drawing_under(seed, inputs.device):
         clipped(vector, inputs.unsqueeze(0), targets.unsqueeze(0), present, bound, total)
     gradients = clipped.layout.views(total.div_(batch)[0])
     for name, parameter in model.named_parameters():
@@ -92,8 +96,20 @@ class Clipping:
         kind = "Poisson samples, expected" if self.poisson else "samples"
         return {"batch": "not given" if self.batch is None else f"{self.batch} {kind}"}
 
-    def backward(self, model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> None:
-        """Add the clipped gradient of samples to `.grad`, and remember that it is one."""
+    def backward(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        inputs: Tensor,
+        targets: Tensor,
+        repeatable: bool = False,
+    ) -> None:
+        """Add the clipped gradient of samples to `.grad`, and remember that it is one.
+
+        repeatable: whether a module that draws at random, as dropout does, draws from torch's
+        generator as it stands, which others may know. What it draws for a sample depends on the
+        sample's place: one record more would change that of all samples behind it.
+        """
         if self.batch is None:
             raise DistributedError(
                 "backward() divides by the batch that the agents agreed on, and none was given; "
@@ -104,7 +120,10 @@ class Clipping:
                 "the gradients of an earlier round, or of another loss, are still in .grad, where "
                 "they would count once more; call optimizer.zero_grad() before backward()"
             )
-        clipped_backward(model, loss, inputs, targets, bound=self._bound, batch=self.batch)
+        seed = None if self._bound is None or repeatable else secrets.randbits(64)
+        clipped_backward(
+            model, loss, inputs, targets, bound=self._bound, batch=self.batch, seed=seed
+        )
         self._taken += len(inputs)
         found = (parameter.grad for parameter in model.parameters())
         self._made = [(one, one._version) for one in found if one is not None]
@@ -160,6 +179,17 @@ class Clipping:
                 "is short: a batch that is cut, or comes from elsewhere, is no Poisson sample; "
                 "nothing was sent"
             )
+
+
+@contextmanager
+def _drawing_under(seed: int | None, device: torch.device) -> Iterator[None]:
+    """Have torch draw under a seed, if one is given, and put its generators back."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 def _holds_any(model: nn.Module) -> bool:

@@ -193,7 +193,7 @@ class DecentralizedSGD(torch.optim.Optimizer):
         """
         if self.algorithm.bound is not None:
             self._parameters.require_all_of(model)
-        self._clipping.backward(model, loss, inputs, targets)
+        self._clipping.backward(model, loss, inputs, targets, self.streams.seeded)
 
     def poisson_sample(self, size: int, batch: int | None = None) -> Tensor:
         """Private indices in [0, size) for the next round, each with the rate batch / size.
