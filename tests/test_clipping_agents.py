@@ -183,6 +183,37 @@ def test_a_part_of_the_model_that_is_trained_elsewhere_is_refused() -> None:
     assert together(act, 3) == [None] * 3
 
 
+def test_a_frozen_part_that_is_altered_between_rounds_is_refused() -> None:
+    """Somebody thaws the head, trains it on samples and freezes it again."""
+
+    def act(transport: ThreadTransport) -> None:
+        head = linear().requires_grad_(False)
+        model = nn.Sequential(nn.Linear(4, 4).double(), head)
+        optimizer = optimizer_of(transport, model, LDPDSGD(0.1))
+        for _ in range(2):
+            optimizer.zero_grad()
+            drawn = optimizer.poisson_sample(30)
+            optimizer.backward(model, cross_entropy, INPUTS[drawn], TARGETS[drawn])
+            optimizer.step()
+        head.weight.add_(INPUTS[:3])
+        optimizer.backward(model, cross_entropy, INPUTS[drawn], TARGETS[drawn])
+
+    error = only(together(act, 3))
+    assert "the frozen parameter 1.weight was altered between two rounds" in str(error)
+
+
+def test_fixed_batches_that_are_asked_for_in_pieces_are_the_same_piece_again() -> None:
+    def act(transport: ThreadTransport) -> None:
+        model = linear()
+        optimizer = optimizer_of(transport, model, LDPDSGD(0.1), poisson=False)
+        for _ in range(3):
+            drawn = optimizer.samples(2, 30)
+            optimizer.backward(model, cross_entropy, INPUTS[drawn], TARGETS[drawn])
+        optimizer.step()
+
+    assert "more samples than the round's batch has" in str(only(together(act, 3)))
+
+
 def test_a_batch_may_be_given_in_pieces() -> None:
     def act(transport: ThreadTransport) -> Tensor:
         torch.manual_seed(0)

@@ -142,9 +142,10 @@ class Clipping:
             )
         return poisson_indices(streams, round, size, expected)
 
-    def drawn(self, sample: Tensor) -> None:
-        """Take the indices that were drawn as those of this round."""
-        self._drawn = len(sample)
+    def drawn(self, sample: Tensor, *, poisson: bool) -> None:
+        """Take the indices that were drawn, if in the agreed way, as those of this round."""
+        if poisson == self.poisson:
+            self._drawn = len(sample)
 
     def require(self, parameters: Sequence[Tensor]) -> None:
         """Raise unless the gradients are those that `backward` made of this round's batch.

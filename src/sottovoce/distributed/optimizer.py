@@ -179,9 +179,11 @@ class DecentralizedSGD(torch.optim.Optimizer):
 
         They depend on the round alone, so a resumed training draws what it would have drawn.
         """
+        found = self.streams.integers("data", self.round + 1, count, size)[0, 0].cpu()
         if self.algorithm.bound is not None:
             self._course.draw_from(size)
-        return self.streams.integers("data", self.round + 1, count, size)[0, 0].cpu()
+            self._clipping.drawn(found, poisson=False)
+        return found
 
     def backward(self, model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> None:
         """In place of `loss.backward()`: add (1/B) Σ_n clip(g_n) to the gradients in `.grad`.
@@ -204,7 +206,7 @@ class DecentralizedSGD(torch.optim.Optimizer):
         """
         found = self._clipping.poisson_sample(self.streams, self.round + 1, size, batch)
         self._course.draw_from(size)
-        self._clipping.drawn(found)
+        self._clipping.drawn(found, poisson=True)
         return found
 
     def save(

@@ -85,6 +85,7 @@ class Parameters:
         self._addresses = [parameter.data_ptr() for parameter in self.tensors]
         self._versions: list[int] | None = None
         self._sum = 0
+        self._still: dict[int, tuple[Tensor, int, int]] = {}
 
     @property
     def sizes(self) -> list[int]:
@@ -116,6 +117,7 @@ class Parameters:
     def forget(self) -> None:
         """Take the parameters as they are: they are about to be put back by the agents."""
         self._versions = None
+        self._still.clear()
 
     def require_untouched(self) -> None:
         """Raise if anything but rounds has altered the parameters since the last one.
@@ -135,13 +137,18 @@ class Parameters:
             raise _altered("a parameter's .data")
 
     def require_all_of(self, model: nn.Module) -> None:
-        """Raise if something else is to train a part of the model.
+        """Raise if something else is to train a part of the model, or has altered a frozen one.
 
         Gradients here would depend on that part, and through it on samples without any noise.
         """
         own = {id(one) for one in self.tensors}
         for name, one in model.named_parameters():
-            if one.requires_grad and id(one) not in own:
+            if id(one) in own:
+                continue
+            now = one, one._version, one.data_ptr()
+            if self._still.setdefault(id(one), now)[1:] != now[1:]:
+                raise _altered(f"the frozen parameter {name}")
+            if one.requires_grad:
                 raise DistributedError(
                     f"the model has the parameter {name}, which this optimizer does not train: if "
                     "another one does, samples enter these gradients past the noise, and nothing "
