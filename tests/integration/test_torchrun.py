@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import cases
 import launching
@@ -17,6 +18,7 @@ from torch import Tensor
 from sottovoce import Recording, simulate
 from sottovoce.distributed import join_recordings, load_weights
 from sottovoce.distributed.frames import HEADER_BYTES, TRAILER_BYTES
+from sottovoce.errors import DistributedError
 from sottovoce.mechanisms.flow import Clock, Flow
 from sottovoce.mechanisms.reference import split_step
 from sottovoce.randomness import private_streams
@@ -406,6 +408,27 @@ def test_a_training_with_a_proof_says_its_epsilon_and_is_in_the_ledger(
     assert result["ledger"]["epsilon"] == pytest.approx(spent[2, 0])
     (entry,) = json.loads(ledger.read_text())["entries"]
     assert entry["rounds"] == 4
+
+
+@pytest.mark.thorough
+def test_a_training_is_not_charged_for_a_folder_of_another_one(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Rounds with less noise would be charged as if they had the noise of this training."""
+    from sottovoce.cli.agents import train
+
+    (tmp_path / "own.py").write_text(OWN)
+    own: dict[str, Any] = {
+        "model": f"{tmp_path}/own.py:net",
+        "data": f"{tmp_path}/own.py:own",
+        "checkpoint": tmp_path / "kept",
+    }
+    given = {"graph": "path:2", "rounds": 2, "epochs": 1, "batch_size": 8, "delta": 1e-3}
+    train(algorithm="ldp-dsgd:0.01", **given, **own)
+    with pytest.raises(DistributedError, match="exit code 1"):
+        train(algorithm="ldp-dsgd:1.0", start_over=True, **given, **own)
+    said = capfd.readouterr()
+    assert "rounds that were executed under another algorithm" in said.err + said.out
 
 
 @pytest.mark.slow

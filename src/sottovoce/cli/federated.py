@@ -246,7 +246,8 @@ def _neighbours(federation: "Federation") -> list[int]:
 def _spent(optimizer: "DecentralizedSGD", delta: float) -> float | None:
     """ε of this agent's records against an eavesdropper, None where nothing is proved.
 
-    Noise that agents share, or that reaches over rounds, is not accounted over a change of members.
+    Noise that agents share, or that reaches over rounds, is not accounted over a change of members,
+    nor are rounds under other settings.
     """
     from sottovoce.mechanisms import shares_edges
     from sottovoce.privacy.spending import Charge, Meter
@@ -254,7 +255,7 @@ def _spent(optimizer: "DecentralizedSGD", delta: float) -> float | None:
 
     done, algorithm = optimizer.executions, optimizer.algorithm
     reaches = any(part.reach for part in algorithm.parts)
-    if done.epoch and (reaches or shares_edges(algorithm, optimizer.graph)):
+    if done.otherwise or (done.epoch and (reaches or shares_edges(algorithm, optimizer.graph))):
         return None
     if algorithm.bound is None or optimizer.batch is None or not done.samples:
         return None

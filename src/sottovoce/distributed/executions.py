@@ -89,6 +89,11 @@ class Executions:
         """The numbers of the settings that rounds were executed under, 0 where nobody said."""
         return {span.settings for span in self.spans if span.last >= span.first}
 
+    @property
+    def otherwise(self) -> bool:
+        """Whether rounds were executed under other settings than those of the newest epoch."""
+        return bool(self.spans) and bool(self.settings - {self.spans[-1].settings})
+
     def times(self, round: int) -> int:
         """How often a round was executed."""
         return sum(span.first <= round <= span.last for span in self.spans)

@@ -54,6 +54,12 @@ def run(training: Training) -> None:
             f"delta is {training.delta:g} and this agent has more records than 1/delta: publishing "
             "one of them whole would pass as private; give a smaller delta"
         )
+    if algorithm.bound and optimizer.executions.otherwise:
+        raise PrivacyError(
+            f"{training.checkpoint} tells of rounds that were executed under another algorithm, "
+            "stepsize, batch or seed: what they cost cannot be told from the settings of this "
+            "training. Give it a folder of its own, and add both up in a ledger"
+        )
     while optimizer.round < training.epochs * rounds:
         optimizer.zero_grad()
         if algorithm.bound:
