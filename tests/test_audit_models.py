@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
 from sottovoce import AuditSettings, Inputs, ModuleProblem, audit
+from sottovoce.errors import AttackError
 from sottovoce.privacy.auditor import Audit
 
 
@@ -63,8 +64,20 @@ def test_a_regression_is_audited_and_its_targets_are_no_classes():
     y = (x.sum(1) + noise)[:, None]
     (one,) = audited(model, mse_loss, x, y, readers=["linear-layer", "dlg"]).findings
     assert one.identification.first == one.reconstruction.recovered == 6
+    assert one.identification.chance_given_label == 1, "no two records share a target"
     assert one.labels is None
     assert one.by["reconstruction"].endswith("linear-layer")
+
+
+def test_records_beyond_the_range_that_was_given_are_refused_and_read_with_a_wider_one():
+    torch.manual_seed(0)
+    x, noise = table()
+    x, y = 6 * x - 3, noise[:, None]
+    with pytest.raises(AttackError, match="readers look nowhere else; accepted: a `low`"):
+        audited(nn.Linear(12, 1), mse_loss, x, y)
+    wide = Inputs((12,), low=-3.0, high=3.0)
+    (one,) = audited(nn.Linear(12, 1), mse_loss, x, y, inputs=wide).findings
+    assert one.reconstruction.recovered == 6
 
 
 def test_a_single_score_has_two_classes():

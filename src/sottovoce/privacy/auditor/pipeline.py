@@ -29,7 +29,7 @@ from sottovoce.storage.progress import progress_bar
 from sottovoce.storage.store import Store, lock
 
 _WHOLE = 1e-4
-"""How far a number of a binary record may be from its two values."""
+"""How far a record's number may be from its two values, or beyond its range, for rounding."""
 
 
 def audit(
@@ -60,8 +60,8 @@ def audit(
         algorithms = [recorded.transcript.algorithm]
     if settings.membership is not None:
         settings.membership.require(problem)
-    _require_shape(problem, inputs)
     _require_others(problem.sampling)
+    _require_shape(problem, inputs)
     inputs = replace(inputs, batch_size=problem.batch)
     public = {"problem": problem.spec, "graph": graph.spec, "inputs": asdict(inputs)}
     accuracy: dict[str, float] = {}
@@ -130,7 +130,7 @@ def _require_others(sampling: Sampling) -> None:
 
 
 def _require_shape(problem: ModuleProblem, inputs: Inputs) -> None:
-    """Raise unless `inputs` describes the problem's records."""
+    """Raise unless `inputs` describes the problem's records: shape, kind and range."""
     records, _ = problem.records()
     if tuple(records.shape[1:]) != inputs.shape:
         raise AttackError(
@@ -142,7 +142,17 @@ def _require_shape(problem: ModuleProblem, inputs: Inputs) -> None:
             f"records of {records.dtype} with a vocabulary of {inputs.vocabulary}; accepted: whole "
             "numbers with Inputs(vocabulary=...) for tokens, real numbers without for all others"
         )
+    if inputs.vocabulary:
+        return
     pixels = inputs.pixels(records)
+    lowest, highest = float(pixels.min()), float(pixels.max())
+    slack = _WHOLE * (inputs.high - inputs.low)
+    if lowest < inputs.low - slack or highest > inputs.high + slack:
+        raise AttackError(
+            f"records range from {lowest:.4g} to {highest:.4g}, the inputs were said to range from "
+            f"{inputs.low:g} to {inputs.high:g}, and readers look nowhere else; accepted: a `low` "
+            "and a `high` in Inputs that hold all records, after `mean` and `std` of its own"
+        )
     if inputs.binary and not bool(
         ((pixels - inputs.low).abs() < _WHOLE)
         .logical_or((pixels - inputs.high).abs() < _WHOLE)
@@ -150,7 +160,7 @@ def _require_shape(problem: ModuleProblem, inputs: Inputs) -> None:
     ):
         raise AttackError(
             f"binary records hold {inputs.low:g} and {inputs.high:g} alone; these range from "
-            f"{float(pixels.min()):g} to {float(pixels.max()):g}"
+            f"{lowest:g} to {highest:g}"
         )
 
 
