@@ -76,6 +76,25 @@ def test_noise_fills_the_zeros_of_a_table():
     assert finding.support.precision < 0.5
 
 
+def test_steps_of_others_in_an_estimate_fill_the_zeros_too():
+    """A curious neighbour's estimate holds a little of every step; the record stands out of it."""
+    problem, inputs = census().problem("linear", 5)
+    asked = replace(
+        ASKED,
+        stepsize="0.1/k",
+        adversaries=["agents:0"],
+        attacks=["long-range"],
+        rounds=[20],
+        targets=8,
+        candidates=0,
+    )
+    seen = audit(problem, "dsgd", "ring:5", inputs, asked)
+    (finding,) = seen.findings
+    assert seen.controls_passed
+    assert finding.support.exact == finding.reconstruction.exact > 0
+    assert finding.support.precision > 0.5
+
+
 def test_what_was_found_is_kept(tmp_path):
     seen = found("census", "pdsgd")
     seen.save(tmp_path / "audit")

@@ -10,7 +10,7 @@ from torch import nn
 from sottovoce import ModuleProblem, Recording, simulate
 from sottovoce.errors import AttackError
 from sottovoce.privacy.adversaries import Eavesdropper
-from sottovoce.privacy.attacks import Elimination, Estimate, LeastSquares
+from sottovoce.privacy.attacks import Conventional, Elimination, Estimate, LeastSquares
 from sottovoce.privacy.knowledge import Inputs
 from sottovoce.privacy.readers.reader import Answer
 from sottovoce.privacy.readers.support import (
@@ -115,6 +115,17 @@ def test_words_of_a_batch_are_the_rows_of_the_embedding(kind):
     score = read(model, everyone(Elimination(), transcript), samples, WORDS)
     assert score.precision > 0.999
     assert score.recall > 0.99
+
+
+@pytest.mark.parametrize("attack", [Conventional(), LeastSquares()])
+def test_words_are_found_where_the_state_is_cancelled_and_leaves_its_rounding(attack):
+    """Some rows of rounding are 0 and others are not, so that gaps tell nothing."""
+    model = WordAverage(1024, CONTEXT, 8)
+    initialise_words(model, 0)
+    transcript, samples = trained(divided(load_plays(), model, 1, 5), "dsgd", "0.1/k", "ring:5")
+    estimate = everyone(attack, transcript)
+    assert read(model, estimate, samples, WORDS).exact == 5 * RUNS
+    assert read(model, replace(estimate, rounding=None), samples, WORDS).exact < 5 * RUNS
 
 
 @pytest.mark.parametrize("noisy", [False, True])

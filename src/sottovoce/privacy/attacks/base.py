@@ -158,3 +158,13 @@ def gradient_of(view: View, target: int, round: int, step: Tensor) -> Tensor:
         return step / view.stepsize.mean(round, target)
     stepsizes = view.stepsizes[view.rounds.index(round)][:, target].double()
     return torch.where(stepsizes == 0, 0.0, step / stepsizes)
+
+
+def rounding_of(view: View, target: int, round: int, size: Tensor) -> Tensor:
+    """How much of a gradient rounding can be, where messages of this size were added: (runs, d).
+
+    Each of them is off by half a unit in the last place, once when it is computed and once when it
+    is used.
+    """
+    unit = torch.finfo(view.messages.dtype).eps * size
+    return gradient_of(view, target, round, unit).abs()

@@ -14,6 +14,7 @@ from sottovoce.privacy.attacks.base import (
     gradient_of,
     inflow,
     ratios,
+    rounding_of,
 )
 
 _TINY = 1e-300
@@ -40,9 +41,7 @@ class Elimination(Attack):
             state = Chain().estimate(view, target, round).state
         except AttackError:
             state = mean
-        # Of ratios near x each is off by half a unit in the last place, in message and division.
-        unit = torch.finfo(view.messages.dtype).eps * mean.abs()
-        rounding = gradient_of(view, target, round, unit).abs()
+        rounding = rounding_of(view, target, round, mean.abs())
         return Estimate(
             gradient, False, state, signs_known=not draws_by_coordinate(view), rounding=rounding
         )

@@ -16,6 +16,7 @@ from sottovoce.privacy.attacks.base import (
     gradient_of,
     inflow,
     ratios,
+    rounding_of,
     state_from_messages,
 )
 
@@ -48,8 +49,12 @@ class Conventional(Attack):
         state = state_from_messages(view, target, now)
         own_weight = float(view.graph.mixing[target, target])
         mixed = view.messages[now][:, received].double().sum(1) + own_weight * state
-        step = mixed - state_from_messages(view, target, after)
-        return Estimate(gradient_of(view, target, round, step), True, state)
+        later = state_from_messages(view, target, after)
+        size = view.messages[now][:, received].double().abs().sum(1)
+        size += own_weight * state.abs() + later.abs()
+        gradient = gradient_of(view, target, round, mixed - later)
+        rounding = rounding_of(view, target, round, size)
+        return Estimate(gradient, True, state, rounding=rounding)
 
 
 class LeastSquares(Attack):
@@ -97,8 +102,12 @@ class LeastSquares(Attack):
                 f"point, and the adversary saw rounds {view.rounds}"
             )
         state, step = view.messages.new_zeros(2, *view.messages[0, :, 0].shape).double()
+        reach = 0.0
         for row, (weight, _, value) in enumerate(equations):
             right = weight * value().reshape(state.shape)
             state += float(inverse[wanted, row]) * right
             step += float(inverse[count + wanted, row]) * right
-        return Estimate(gradient_of(view, target, round, step), True, state)
+            reach += weight * abs(float(inverse[count + wanted, row]))
+        # No equation adds messages of more than twice the size of a state.
+        rounding = rounding_of(view, target, round, 2 * reach * state.abs())
+        return Estimate(gradient_of(view, target, round, step), True, state, rounding=rounding)

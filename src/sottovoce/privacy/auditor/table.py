@@ -36,6 +36,8 @@ _CONTROLLED = 8
 """Targets that controls read at most."""
 _EXACT = 0.99
 """Closeness of an estimate above which no costlier attack is run unless the audit is thorough."""
+_MIXED = 1e-3
+"""How much of other gradients an estimate may hold, at factors squared, and count as one alone."""
 _WITH_PRIOR, _FIT_NOISE = "posterior", ("dlg", "projection")
 _PAPERS = ("conventional", "dlg")
 """The paper's attacker, which is always run for comparison."""
@@ -256,6 +258,8 @@ class Table:
         """Find the batches' features or words, where the first layer shows them."""
         if not suits_support(self.problem.model, self.inputs):
             return
+        # What an estimate holds of other rounds and agents fills the zeros, as noise does.
+        noisy = noisy or attempt.estimate.others > _MIXED
         if not attempt.row.is_control:
             self.noisy.add(noisy)
         about = {"kind": "audit-row", "support": noisy, **self._about(attempt, who)}
@@ -299,7 +303,17 @@ class Table:
         found = epsilon_from_messages(one.algorithm, one.graph, adversary, asked)
         clipped = one.algorithm.bound is not None
         least, most = found.epsilon, found.ceiling
-        return EpsilonLower(found.pairs, least, least, None, most, found.delta, found.norm, clipped)
+        return EpsilonLower(
+            found.pairs,
+            least,
+            least,
+            None,
+            most,
+            found.delta,
+            found.norm,
+            clipped,
+            found.gaussian,
+        )
 
     def _row(self, adversary: str, round: int, attack: str, pairs: Pairs) -> Row:
         one = self.made.transcript
