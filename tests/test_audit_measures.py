@@ -289,8 +289,25 @@ def test_the_false_positives_of_few_candidates_are_counted_and_luck_is_no_member
 def test_the_sentence_of_epsilon_from_below_names_what_it_presumes() -> None:
     lower = EpsilonLower(100, 3.0, 3.0, None, 20.0, 1e-5, 1.0, False)
     case = ("pdsgd", "1/k", "eavesdropper", 5)
-    said = find(case, [], [], [], Yardstick(50.0, 40.0, 0.1, epsilon_lower=lower)).sentence
-    assert "Gaussian noise is presumed unless the chain says otherwise" in said
+    for one, presumed in (
+        (lower, "Gaussian noise"),
+        (replace(lower, gaussian=False), "no kind of"),
+    ):
+        said = find(case, [], [], [], Yardstick(50.0, 40.0, 0.1, epsilon_lower=one)).sentence
+        assert f"at least 3 (the test could show up to 20; {presumed}" in said
+
+
+def test_a_sentence_does_not_call_failed_controls_a_want_of_attacks() -> None:
+    row = Row("dsgd", "1/k", "eavesdropper", 5, "conventional", "dlg", 2, attacked=2, runs=(0, 1))
+    doubts = Doubts(frozenset({"dlg"}))
+    said = find(
+        ("dsgd", "1/k", "eavesdropper", 5), [row], [], [], Yardstick(50.0, 40.0, 0.1), doubts
+    ).sentence
+    assert "not evidence, since the controls of dlg failed" in said
+    nothing = find(
+        ("dsgd", "1/k", "eavesdropper", 5), [], [], [], Yardstick(50.0, 40.0, 0.1)
+    ).sentence
+    assert "could run no attack" in nothing
 
 
 def test_a_batch_that_was_used_twice_counts_in_full_twice() -> None:

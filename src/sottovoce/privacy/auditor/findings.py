@@ -109,6 +109,12 @@ class Finding:
         parts = self._parts()
         better = "; ".join(said for said, good in parts if good)
         others = "; ".join(said for said, good in parts if not good)
+        if not parts and self.not_evidence:
+            names = ", ".join(self.not_evidence)
+            return (
+                f"{who}: what was run is not evidence, since the controls of {names} failed. "
+                "Nothing follows from it."
+            )
         if not parts:
             return (
                 f"{who}, could run no attack of the suite; this says nothing about other attacks."
@@ -181,11 +187,11 @@ class Finding:
         if lower := self.beside.epsilon_lower:
             proved = self.beside.permitted.of_batch
             known = "nothing is proved" if proved is None else f"proved is {proved:.3g}"
+            noise = f"{'Gaussian noise' if lower.gaussian else 'no kind of noise'} is presumed"
             said.append(
                 (
                     f"showed that ε of one record in this round is at least {lower.epsilon:.2g} "
-                    f"(ceiling {lower.ceiling:.2g}; Gaussian noise is presumed unless the chain "
-                    f"says otherwise; {known})",
+                    f"(the test could show up to {lower.ceiling:.2g}; {noise}; {known})",
                     lower.better,
                 )
             )

@@ -226,7 +226,8 @@ class Labels:
 class EpsilonLower:
     """ε that the attack rules out: with 95 % confidence the mechanism's is at least `epsilon`.
 
-    Gaussian noise is presumed, unless the chain says that its randomness is of another kind.
+    gaussian: whether Gaussian noise is presumed; else the chain has other randomness, nothing is
+    presumed of it, and the bound is far lower for the same errors.
     ceiling: the most that `targets` simulated pairs could have shown; high: nothing bounds ε from
     above here. norm: that of the canary's gradient; clipped: whether the mechanism bounds it.
     """
@@ -239,6 +240,7 @@ class EpsilonLower:
     delta: float
     norm: float
     clipped: bool
+    gaussian: bool = True
 
     @property
     def better(self) -> bool:

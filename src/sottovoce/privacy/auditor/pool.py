@@ -48,12 +48,13 @@ class Lineup:
 
     @property
     def chance_given_label(self) -> float:
-        """Of naming the record by luck among the candidates that have its label."""
-        labels = self.candidates.labels
-        if labels.dim() != 1 or labels.is_floating_point():
-            return 1 / len(self)
-        alike = (labels[None] == labels[self.places.flatten()][:, None]).sum(1)
-        return float((1 / alike.double()).mean())
+        """Of naming the record by luck among the candidates that have its label.
+
+        The target of a regression may be that of one record alone, which then has no other chance.
+        """
+        labels = self.candidates.labels.view(len(self.candidates), -1)
+        alike = [(labels == one).all(1).sum() for one in labels[self.places.flatten()]]
+        return float((1 / torch.stack(alike).double()).mean())
 
 
 @dataclass(frozen=True, eq=False)
