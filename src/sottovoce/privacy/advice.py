@@ -23,6 +23,10 @@ LARGEST = 200
 """Agents up to which the figures are computed; a graph with more is judged by words alone."""
 
 _ROUNDS = 9
+_ZEROS = (
+    "Zeros stay zeros whatever multiplies them: features of sparse records and words of a batch "
+    "are read off the messages (support)."
+)
 _PLAN = (
     "For a proof, ε for one record against everything overheard: `sottovoce plan --graph {} "
     "--epsilon 3 --samples N --batch-size B --rounds T` prints the setting to train with."
@@ -127,11 +131,13 @@ def _exposure(algorithm: Mechanism, graph: Graph) -> str:
             f"{algorithm}: an observer of two links of an agent removes its state and has its step "
             f"up to a scalar, from three rounds exactly (elimination, chain): {two} of "
             f"{graph.agents} agents have two links. What is left is the spread of the stepsizes, "
-            "which fades under the experiments' law and was overcome under the uniform law."
+            "which fades under the experiments' law and was overcome under the uniform law. "
+            f"{_ZEROS}"
         )
     return (
         f"{algorithm}: a single round gives magnitudes without signs, but consecutive rounds give "
-        "the step up to the relative spread of the coefficients (least-squares, smoothing)."
+        "the step up to the relative spread of the coefficients (least-squares, smoothing). "
+        f"{_ZEROS}"
     )
 
 
