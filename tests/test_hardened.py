@@ -191,6 +191,7 @@ def test_advice_names_the_leak_and_the_cure() -> None:
     for algorithm, leak in exposed.items():
         said = recommend(algorithm, graph)
         assert leak in said[0]
+        assert ("Zeros stay zeros" in said[0]) is (algorithm != DSGD())
         assert "sottovoce plan --graph ring:5" in said[1]
         assert "dp-pdsgd, the paper's algorithm with a clip" in said[2]
     noisy = recommend(ZeroSumDSGD(0.1), graph)
