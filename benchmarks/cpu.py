@@ -135,10 +135,10 @@ def logistic_rows(agents: int, repetitions: int, peer: Worker | None) -> list[Ro
             )
     times = by_turns(works, repetitions)
     wanted = {"decent-bench DGD": 5.0 if agents >= 20 else 0.0}
+    wanted["numpy DSGD, float64"] = {5: 0.4, 20: 0.6}.get(agents, 0.0)
     rows = []
     for name in precisions:
         numpy_name = f"numpy DSGD, {name}"
-        wanted[numpy_name] = 0.5 if agents >= 20 else 0.0
         others = [numpy_name, *(other for other in times if "decent-bench" in other)]
         for shown in RUNS_TOGETHER.values():
             ours = f"PDSGD, {name}{shown}"

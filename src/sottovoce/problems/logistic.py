@@ -25,8 +25,8 @@ from sottovoce.storage.identity import fingerprint
 
 _FEWEST, _MOST, _UNDIVIDED = 3, 8, 16
 """Blocks of work in a piece of a gather, and up to how many it is not divided at all."""
-_LARGE_CACHE = 1 << 20
-"""Bytes of a core's own cache from which on it holds a piece of the fewest blocks."""
+_LARGE_CACHE = 1 << 21
+"""Bytes of a core's own cache from which on it holds a piece of the fewest blocks with ease."""
 
 
 class Logistic(ConvexProblem):
