@@ -84,13 +84,14 @@ def _directive(name: str) -> Iterator[str]:
 
 
 def commands(_: str) -> str:
-    """Every command with its help and options."""
+    """Every command in a line, then each with its help and options."""
     from typer.main import get_command
 
     from sottovoce.cli.app import COMMANDS, app
 
     group: Any = get_command(app)
-    found = ["## sottovoce", _options("sottovoce", group)]
+    lines = (f"- [`{name}`](#sottovoce-{name}): {line}" for name, (_, line) in COMMANDS.items())
+    found = ["\n".join(lines), "## sottovoce", _options("sottovoce", group)]
     for name, (_place, line) in COMMANDS.items():
         command = group._loaded(name)
         title = f"sottovoce {name}"

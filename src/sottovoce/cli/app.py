@@ -12,27 +12,27 @@ from sottovoce import __version__
 from sottovoce.errors import SottovoceError
 
 COMMANDS = {
-    "reproduce": ("reproduce:app", "Repeat the paper's experiments."),
-    "check": ("theory:check", "Decide every assumption of the theorems, with its number."),
-    "bound": ("theory:bound", "Say how uncertain an observer of the messages remains."),
+    "demo": ("pages:demo", "Train, eavesdrop on the messages, and show what they reveal."),
+    "studio": ("listening:studio", "Serve a local page on which one trains, listens in, and sees."),
+    "listen": ("listening:listen", "Train as the studio does, and say what one listener gets."),
+    "train": ("agents:train", "Train with one process for each agent on this machine."),
     "plan": ("plan:plan", "Find the noise and the setting that keep a target ε."),
     "ledger": ("plan:show_ledger", "Say what all trainings on a data set cost together."),
+    "check": ("theory:check", "Decide every assumption of the theorems, with its number."),
+    "bound": ("theory:bound", "Say how uncertain an observer of the messages remains."),
     "graph": ("inspect:graph", "Describe a graph and its mixing matrix."),
     "audit": ("audit:audit", "Train, record the messages, attack them, and say what leaked."),
     "claims": ("claims:claims", "Put every published claim on one table, with a word for each."),
     "enter": ("entry:enter", "Score a mechanism of your own beside the published ones."),
+    "reproduce": ("reproduce:app", "Repeat the paper's experiments."),
     "report": ("pages:report", "Write one HTML page from saved results."),
-    "train": ("agents:train", "Train with one process for each agent on this machine."),
     "identity": ("federation:identity", "Make this organisation's key and card."),
     "invite": ("federation:invite", "Prepare an agreement between organisations."),
     "join": ("federation:join", "Check an agreement between organisations, and sign it."),
-    "studio": ("listening:studio", "Serve a local page on which one trains, listens in, and sees."),
-    "listen": ("listening:listen", "Train as the studio does, and say what one listener gets."),
     "agent": ("federated:agent", "Train with a script as one organisation's agent."),
     "status": ("federated:status", "Say where this organisation's agent stands."),
     "leave": ("federated:leave", "Leave a training between organisations."),
     "drop": ("federated:drop", "Go on without a member that does not come back."),
-    "demo": ("pages:demo", "Train, eavesdrop on the messages, and show what they reveal."),
 }
 """Name: its place (`module:name` in sottovoce.cli, a function or a Typer) and its line of help."""
 
