@@ -388,3 +388,10 @@ def test_a_plan_for_other_links_or_repeated_rounds_is_refused(
     done = run("plan", "--samples", "1000", "--batch-size", "50", "--rounds", "20", *options)
     assert done.code == 2
     assert reason in " ".join(done.err.split())
+
+
+def test_the_command_to_train_with_is_printed_on_one_line(run: CommandLine) -> None:
+    done = run("plan", "--samples", "1000", "--batch-size", "50", "--rounds", "20")
+    (line,) = [one for one in done.out.splitlines() if "Train with it:" in one]
+    for part in ("sottovoce train", "--algorithm dp-pdsgd:", "--stepsize", "--rounds 20"):
+        assert part in line

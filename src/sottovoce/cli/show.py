@@ -108,8 +108,7 @@ def print_study(study: "Study", as_json: bool, written: Sequence[Path]) -> None:
         if study.claim:
             answers.print(f"The paper: {escape(study.claim)}")
             answers.print(f"Our numbers: {study.verdict or 'undecided'}.")
-        for finding in study.findings:
-            answers.print(f"- {escape(finding)}")
+        print_list(study.findings)
     print_written(written)
 
 
