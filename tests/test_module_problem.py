@@ -1,8 +1,10 @@
 """A torch module with one dataset an agent: every way to its gradient is the same gradient."""
 
+from functools import partial
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
@@ -399,3 +401,24 @@ def test_a_set_for_all_agents_is_read_once():
     problem = ModuleProblem(dense(), cross_entropy, [stream] * 5, DataLoader(stream, batch_size=9))
     assert Counted.read == 2
     assert problem.describe()["samples"] == [40] * 5
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "targets", "reason"),
+    [
+        (nn.Linear(7, 2), torch.rand(6, 4), torch.ones(6).long(), r"inputs \(1, 4\) of float32"),
+        (nn.Linear(4, 2), torch.rand(6, 4), torch.tensor([0, 1, 0, 2, 1, 0]), "below the number"),
+        (nn.Linear(4, 2), torch.rand(6, 4), torch.rand(6), r"targets \(1,\) of float32"),
+    ],
+)
+def test_samples_that_the_model_does_not_take_are_refused_at_once(
+    model: nn.Module, inputs: Tensor, targets: Tensor, reason: str
+) -> None:
+    with pytest.raises(ProblemError, match=reason):
+        ModuleProblem(model, cross_entropy, [(inputs, targets)])
+
+
+def test_a_loss_that_is_not_one_number_is_refused() -> None:
+    data = [(torch.rand(6, 4), torch.ones(6).long())]
+    with pytest.raises(ProblemError, match=r"the loss is \(1,\) of float32; accepted: one number"):
+        ModuleProblem(nn.Linear(4, 2), partial(cross_entropy, reduction="none"), data)

@@ -330,8 +330,11 @@ def test_a_corrupt_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": 0}, "steps is 0 and runs is 4; both must be at least 1"),
+        ({"steps": 0}, "steps is 0; accepted: a whole number of at least 1"),
+        ({"steps": 2.5}, "steps is 2.5; accepted: a whole number"),
         ({"runs": 0}, "runs is 0"),
+        ({"runs": -1}, "runs is -1"),
+        ({"runs": range(3, 3)}, "runs is range"),
         ({"graph": ring(4)}, "problem has 5 agents, but ring:4 has 4"),
         ({"measure": []}, "cannot measure"),
         ({"measure": [21]}, "rounds go from 0 to 20"),

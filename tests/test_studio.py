@@ -211,9 +211,9 @@ def test_a_told_command_gives_the_same_numbers(lesson: Lesson, run: CommandLine)
     [
         (("--graph", "ring:5000"), "accepted: ring"),
         (("--epsilon", "2"), "accepted: none, 1, 3, 8"),
-        (("--hears", "0-9"), "a link that the graph does not have"),
+        (("--hears", "0-9"), "the graph has no link 0-9"),
         (("--hears", "zero"), "such as 0-1,0-4"),
-        (("--target", "1", "--inside", "1"), "agent 1 is not one"),
+        (("--target", "1", "--inside", "1"), "the target is agent 1"),
     ],
 )
 def test_listen_refuses_before_it_trains(

@@ -149,6 +149,8 @@ def main() -> None:
     except tuple(_FAULTS) as error:
         kind = next(words for one, words in _FAULTS.items() if isinstance(error, one))
         fault = f"{kind}: {error}"
+        if isinstance(error, OSError) and error.filename is not None:
+            fault = f"{kind} {error.filename}: {error.strerror}"
     except (KeyboardInterrupt, SystemExit) as stopped:
         # Typer turns an interruption within a command into the exit code 130 and says nothing.
         if getattr(stopped, "code", 130) != 130:

@@ -71,7 +71,7 @@ def family(name: str) -> Family:
     """The family of a named chain."""
     if name not in FAMILIES:
         raise PrivacyError(
-            f"a plan for {name!r} is not known; accepted: {', '.join(FAMILIES)}, which clip and "
+            f"{name!r} has no noise to plan; accepted: {', '.join(FAMILIES)}, which clip and "
             "add noise; `sottovoce check --algorithm` judges another chain"
         )
     return FAMILIES[name]

@@ -77,6 +77,7 @@ class ModuleProblem(Problem):
         first = next(p for p in model.parameters() if p.requires_grad)
         self.dtype, self.device = first.dtype, first.device
         self._training = _AgentData.of(data, "training", self.dtype, self.device)
+        _require_fit(model, loss, self._training)
         self.sampling = Sampling(tuple(self._training.counts.tolist()), batch, poisson)
         shape = tuple(self._training.inputs.shape[1:])
         self._gradients = ReplicaGradients(model, loss, compute, device=self.device, shape=shape)
@@ -288,6 +289,32 @@ class _AgentData:
 
     def first(self, most: int) -> "_AgentData":
         return _AgentData(self.inputs, self.targets, self._first, self.counts.clamp(max=most))
+
+
+def _require_fit(model: nn.Module, loss: Loss, data: _AgentData) -> None:
+    """Raise unless the loss of one sample can be computed: the one with the largest target."""
+    at = data.targets.reshape(len(data.targets), -1).amax(1).argmax()
+    inputs, targets = data.inputs[at][None], data.targets[at][None]
+    training = model.training
+    try:
+        with torch.no_grad():
+            outputs = model.eval()(inputs)
+            value = loss(outputs, targets)
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+        raise ProblemError(
+            f"the model and the loss do not take a batch of one sample, inputs {_form(inputs)} and "
+            f"targets {_form(targets)}; give samples of the shape that the model takes, and for "
+            "cross entropy whole-number targets below the number of its outputs"
+        ) from error
+    finally:
+        model.train(training)
+    if not isinstance(value, Tensor) or value.ndim:
+        given = _form(value) if isinstance(value, Tensor) else type(value).__name__
+        raise ProblemError(f"the loss is {given}; accepted: one number, the mean over a batch")
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def _as_tensors(samples: Samples, kind: str, agent: int) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,9 @@
 """All agents and all runs of an algorithm in one tensor (runs, agents, d) on one machine."""
 
 import math
+import operator
 from collections.abc import Callable
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor
@@ -44,19 +46,29 @@ def simulate(
     runs: how many, or which: runs 500 to 999 of 1,000 are range(500, 1000), with the same numbers.
     stepsize: the algorithm's own default unless given. options: what to measure, record and keep.
     """
-    mechanism = as_mechanism(algorithm)
+    if not isinstance(problem, Problem):
+        raise ProblemError(
+            f"the problem is a {type(problem).__name__}; accepted: a Problem, such as "
+            "Estimation.random(agents=5) or ModuleProblem(model, loss, data)"
+        )
+    mechanism, steps = as_mechanism(algorithm), _count("steps", steps)
     stepsize = mechanism.default_stepsize if stepsize is None else as_stepsize(stepsize)
     options = options or Options()
     task = Task(problem, mechanism, as_graph(graph), stepsize, steps, options, insecure_seed)
-    return run_task(task, range(runs) if isinstance(runs, int) else runs)
+    return run_task(task, runs if isinstance(runs, range) else range(_count("runs", runs)))
+
+
+def _count(name: str, given: int) -> int:
+    if not isinstance(given, SupportsIndex) or given < 1:
+        raise SimulationError(f"{name} is {given!r}; accepted: a whole number of at least 1")
+    return operator.index(given)
 
 
 def run_task(task: Task, runs: range) -> Result:
     """Simulate some runs of a task, as many at a time as fit into memory."""
     graph, steps, options, record = task.graph, task.steps, task.options, task.options.record
-    if steps < 1 or not runs or runs.step != 1 or runs.start < 0:
-        given = runs if runs.start else len(runs)
-        raise SimulationError(f"steps is {steps} and runs is {given}; both must be at least 1")
+    if not runs or runs.step != 1 or runs.start < 0:
+        raise SimulationError(f"runs is {runs}; accepted: range(first, last), with one run or more")
     require_jitter(options.private_start)
     if task.problem.agents != graph.agents:
         raise SimulationError(

@@ -28,7 +28,8 @@ def object_in(file: Path, name: str, error: type[SottovoceError]) -> Any:
     try:
         module = _module(file)
     except OSError as reason:
-        raise error(f"{file} cannot be read ({reason}); accepted: FILE.py:NAME") from reason
+        told = reason.strerror or reason
+        raise error(f"{file} cannot be read: {told}; accepted: FILE.py:NAME") from reason
     if not hasattr(module, name):
         own = [each for each in vars(module) if not each.startswith("_")]
         raise error(f"{file} has no {name!r}; it has {', '.join(own) or 'no name at all'}")

@@ -12,6 +12,7 @@ from sottovoce.errors import ProblemError
 from sottovoce.privacy.readers import Inputs, Search
 from sottovoce.problems import ModuleProblem
 from sottovoce.problems.data import partitions, sets
+from sottovoce.storage.user_files import is_in_file
 from sottovoce.studies.settings import option
 from sottovoce.studies.training import MNIST_PIXELS, Training, samples
 from sottovoce.studies.workloads import WORKLOADS
@@ -51,7 +52,11 @@ class Images:
             return WORKLOADS[self.data]().problem(self.model, agents, batch)
         if sets.OLD_NAMES.get(self.data, self.data) not in (known := ("subset", *sets.SOURCES)):
             accepted = ", ".join((*known, *WORKLOADS))
-            raise ProblemError(f"data {self.data!r} are not known; accepted: {accepted}")
+            own = " (your own model and data are audited from Python, by sottovoce.audit)"
+            raise ProblemError(
+                f"data {self.data!r} are not known; accepted: {accepted}"
+                f"{own if is_in_file(self.data) else ''}"
+            )
         if self.device.startswith("cuda") and not torch.cuda.is_available():
             raise ProblemError(f"device {self.device!r} is not here; accepted: cpu")
         training = Training(model=self.model, data=self.data, device=self.device, batch=batch)

@@ -210,12 +210,20 @@ def _listener(said: Any, graph: Graph) -> tuple[Listener, int]:
     except (TypeError, KeyError, ValueError):
         raise WishError("the page sent a listener that is not understood; load it again") from None
     known = {tuple(link) for link in graph.links}
-    if not {tuple(sorted(pair)) for pair in heard} <= known:
-        raise WishError("the listener sits at a link that the graph does not have")
-    if not set(agents) <= set(range(graph.agents)):
-        raise WishError("the listener sits inside an agent that the graph does not have")
+    for i, j in heard:
+        if tuple(sorted((i, j))) not in known:
+            there = ", ".join(f"{one}-{other}" for one, other in sorted(known))
+            raise WishError(f"the graph has no link {i}-{j} to listen at; accepted: {there}")
+    for agent in agents:
+        if not 0 <= agent < graph.agents:
+            raise WishError(
+                f"the graph has no agent {agent} to sit inside; accepted: 0 to {graph.agents - 1}"
+            )
     if not 0 <= target < graph.agents or target in agents:
-        raise WishError(f"agent {target} is not one that this listener can listen to")
+        raise WishError(
+            f"the target is agent {target}; accepted: an agent from 0 to {graph.agents - 1} inside "
+            "which the listener does not sit"
+        )
     if protection not in ("plain", "encrypted", "masked"):
         raise WishError(f"links are {protection[:20]!r}; accepted: plain, encrypted, masked")
     return Listener(agents, heard, protection), target

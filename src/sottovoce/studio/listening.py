@@ -44,7 +44,8 @@ class Listener(Adversary):
     def __str__(self) -> str:
         wires = ", ".join(sorted("-".join(map(str, sorted(pair))) for pair in self.heard))
         inside = ", ".join(map(str, sorted(self.agents)))
-        parts = [f"links {wires}"] * bool(wires) + [f"agents {inside}"] * bool(inside)
+        parts = [f"link{'s'[: len(self.heard) - 1]} {wires}"] * bool(wires)
+        parts += [f"agent{'s'[: len(self.agents) - 1]} {inside}"] * bool(inside)
         return self._named(" and ".join(parts) or "nobody")
 
     @property
