@@ -165,7 +165,7 @@ class ModuleProblem(Problem):
         return self._training.inputs, self._training.targets
 
     def mean_input(self) -> Tensor:
-        """The mean of all agents' training inputs: the best guess of who has seen nothing."""
+        """The mean of all agents' training inputs: the best guess without messages."""
         inputs = self._training.inputs
         return (inputs if inputs.is_floating_point() else inputs.to(self.dtype)).mean(0)
 

@@ -46,8 +46,8 @@ Control = Row | Lined | Supported
 class Doubts:
     """Readers and identifiers whose controls failed; misled: those that find something in noise.
 
-    What a reader finds is evidence unless it finds the like in noise. What it does not find is none
-    unless it reads the exact gradient.
+    What a reader finds is evidence unless it finds as much in noise. What it does not find is
+    evidence only if it reads the exact gradient.
     """
 
     failed: frozenset[str] = frozenset()
