@@ -13,11 +13,13 @@ from sottovoce.storage.execution import Execution
 from sottovoce.studies import everything as module
 from sottovoce.studies.bound import BoundSettings
 from sottovoce.studies.estimation import EstimationSettings
-from sottovoce.studies.everything import EverythingSettings, reproduce_all
+from sottovoce.studies.everything import EverythingSettings, reproduce_all, write_markdown
 from sottovoce.studies.learning import LearningSettings
-from sottovoce.studies.study import kinds
+from sottovoce.studies.settings import command_line
+from sottovoce.studies.study import Study, kinds
 from sottovoce.studies.training import Training
 
+DOCS = Path(__file__).parents[1] / "docs"
 SMALL = {
     "estimation": EstimationSettings(steps=20, runs=2, scales=(1.0,), insecure_seed=0),
     "bound": BoundSettings(samples=1000, last_round=10),
@@ -70,6 +72,9 @@ def test_files_are_written_from_what_is_stored(plan: dict[str, Any], tmp_path: P
     assert ran(tmp_path)[0] == []
     assert written.read_text() == whole
     assert not (tmp_path / "mnist" / "checkpoint").exists()
+    said = json.loads((tmp_path / "all.json").read_text())
+    assert [one["name"] for one in said["studies"]] == ["bound", "mnist"]
+    assert "| bound | CPU |" in write_markdown(said)
 
 
 @pytest.mark.parametrize("quick", [True, False])
@@ -89,3 +94,19 @@ def test_everything_refuses_before_it_works(tmp_path: Path) -> None:
     with pytest.raises(SottovoceError, match=str(tmp_path)):
         reproduce_all(EverythingSettings(data_dir=str(tmp_path)), Execution(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+
+
+def test_the_page_says_what_its_data_say() -> None:
+    data = json.loads((DOCS / "figures" / "reproduce-all.json").read_text("utf-8"))
+    names = ("mnist-1000-runs", "gradients")
+    elsewhere = [Study.load(DOCS / "figures" / f"{name}.json") for name in names]
+    page = (DOCS / "results" / "reproduce-all.md").read_text("utf-8")
+    assert page == write_markdown(data, elsewhere)
+    asked = EverythingSettings(model="small", data="subset", insecure_seed=1)
+    assert data["command"] == command_line("reproduce all", asked)
+    # Each study was run with what this command gives it; its own command names its defaults, too.
+    commands = {one["name"]: one["command"].split() for one in data["studies"]}
+    plan = module._plan(asked)
+    assert list(commands) == list(plan)
+    for name, settings in plan.items():
+        assert set(command_line(f"reproduce {name}", settings).split()) <= set(commands[name])

@@ -8,6 +8,7 @@ from typing import Any
 
 from sottovoce.problems.data import sets
 from sottovoce.storage.execution import Execution
+from sottovoce.storage.files import write_json
 from sottovoce.storage.identity import fingerprint
 from sottovoce.studies.bound import BoundSettings
 from sottovoce.studies.estimation import EstimationSettings
@@ -15,8 +16,8 @@ from sottovoce.studies.leakage import LeakageSettings
 from sottovoce.studies.learning import LearningSettings
 from sottovoce.studies.noise import NoiseSettings
 from sottovoce.studies.rates import RatesSettings
-from sottovoce.studies.settings import option
-from sottovoce.studies.study import Study, Table, kinds
+from sottovoce.studies.settings import command_line, option
+from sottovoce.studies.study import Data, Study, Table, kinds
 from sottovoce.studies.training import Training
 
 INTRO = (
@@ -44,8 +45,8 @@ def reproduce_all(
 ) -> list[Study]:
     """Every figure and table on one page; continues where it was stopped.
 
-    Each study is written to a folder of its own. One that is stored already, from the same settings
-    and the same images, is not computed again.
+    Each study is written to a folder of its own, and what all of them say to `all.json`. One that
+    is stored already, from the same settings and the same images, is not computed again.
     """
     settings, execution = settings or EverythingSettings(), execution or Execution()
     folder, store, studies = Path(execution.folder or "."), execution.store(), []
@@ -70,7 +71,54 @@ def reproduce_all(
             shutil.rmtree(parts, ignore_errors=True)
         study.write(folder / name)
         studies.append(study)
+    write_json(folder / "all.json", said_by(studies, command_line("reproduce all", settings)))
     return studies
+
+
+def said_by(studies: Sequence[Study], command: str) -> Data:
+    """What studies say, without the numbers that their charts are drawn from."""
+    every = [{k: v for k, v in one.to_json().items() if k != "data"} for one in studies]
+    return {"kind": "studies", "command": command, "studies": every}
+
+
+def write_markdown(data: Data, elsewhere: Sequence[Study] = ()) -> str:
+    """What `said_by` holds as a page in Markdown; elsewhere: studies of other commands."""
+    studies = [Study.from_json({"data": {}, **one}) for one in data["studies"]]
+    lines = [
+        "# Every study of the paper in one command",
+        "",
+        "The verdicts follow from 95 % intervals, or from exact figures where nothing is drawn. A "
+        "test compares this page with [its data](../figures/reproduce-all.json).",
+        "",
+        "```sh",
+        data["command"],
+        "```",
+        "",
+        *_verdicts(studies),
+    ]
+    if elsewhere:
+        lines += ["", "By commands of their own:", "", *_verdicts(elsewhere)]
+    for one in (*studies, *elsewhere):
+        lines += ["", f"## {one.title}, on a {_machine(one)}", "", "```sh", one.command, "```", ""]
+        lines += [f"- The paper: {one.claim}", f"- Our numbers: {one.verdict or 'undecided'}."]
+        lines += [f"- {found}" for found in one.findings]
+        for table in one.tables:
+            lines += ["", f"{table.title}:", "", *_markdown(table.headings, table.rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _verdicts(studies: Sequence[Study]) -> list[str]:
+    rows = [(one.name, _machine(one), one.claim, one.verdict or "") for one in studies]
+    return _markdown(("study", "run on a", "the paper says", "our numbers"), rows)
+
+
+def _machine(study: Study) -> str:
+    return "GPU" if "--device cuda" in study.command else "CPU"
+
+
+def _markdown(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    every = [headings, ["---"] * len(headings), *rows]
+    return ["| " + " | ".join(str(c).replace("|", "\\|") for c in row) + " |" for row in every]
 
 
 def verdicts(studies: Sequence[Study]) -> Table:
