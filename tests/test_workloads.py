@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,8 @@ import torch
 from torch import nn
 
 from sottovoce.errors import DataError, ProblemError
-from sottovoce.problems.data import census, records, shakespeare
-from sottovoce.problems.data.census import load_census
+from sottovoce.problems.data import adult, census, records, shakespeare
+from sottovoce.problems.data.census import load_census, load_full_census
 from sottovoce.problems.data.records import Records, by_owner, shipped
 from sottovoce.problems.data.shakespeare import CONTEXT, OTHER, load_plays
 from sottovoce.problems.data.word_models import SmallTransformer, WordAverage, initialise_words
@@ -112,11 +113,66 @@ def test_the_scripts_code_records_and_speeches_as_they_say():
     columns = [made.column("age", []), made.column("race", ["White", "?", "Black"])]
     assert columns[1]["values"] == ["Black", "White"]
     found = made.coded([["25", "White", "<=50K"], ["50", "?", ">50K"]], columns)
-    assert found.tolist() == [[0, 1, 0], [4, census.MISSING, 1]]
+    assert found.tolist() == [[0, 1, 0], [4, adult.MISSING, 1]]
     spoken = script("make_shakespeare_sample").speeches(
         "HAM.\nTo be, or [aside] not--\n\nGHOST.\nList!\n\nHAM.\n'Tis so.\n", "HAM"
     )
     assert list(spoken) == [["to", "be", "or", "not"], ["tis", "so"]]
+
+
+PERSON = (
+    "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, "
+    "2174, 0, 40, United-States, <=50K"
+)
+
+
+@pytest.fixture
+def published(tmp_path, monkeypatch):
+    """A folder with two short files in the form of the published ones, and their hashes."""
+    folder = tmp_path / "adult"
+    folder.mkdir()
+    contents = {
+        "adult.data": f"{PERSON}\n{PERSON.replace('<=', '>').replace('Adm-clerical', '?')}\n\n",
+        "adult.test": f"|1x3 Cross validator\n{PERSON}.\n",
+    }
+    hashes = {}
+    for name, content in contents.items():
+        (folder / name).write_text(content)
+        hashes[name] = hashlib.sha256(content.encode()).hexdigest()
+    monkeypatch.setattr(adult, "HASHES", hashes)
+    return folder
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_all_census_records_are_read_from_the_published_files(published, inside):
+    data = load_full_census(published if inside else published.parent)
+    assert data.training.inputs.shape == (2, 123)
+    assert data.training.labels.tolist() == [0, 1]
+    assert data.validation.labels.tolist() == [0]
+    assert "age 33 to 40" in data.describe(data.training.inputs[0])
+    assert [data.training.owners[at] for at in data.training.owner] == ["Adm-clerical", "unknown"]
+    assert int(data.training.inputs[1].sum()) == 13
+
+
+def test_all_census_records_are_found_by_the_environment_or_told_to_be_missing(
+    published, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SOTTOVOCE_DATA", str(tmp_path))
+    assert len(load_full_census().training) == 2
+    with pytest.raises(DataError, match=r"no adult\.data and adult\.test in"):
+        load_full_census(tmp_path / "elsewhere")
+    monkeypatch.delenv("SOTTOVOCE_DATA")
+    monkeypatch.setattr("pooch.os_cache", lambda project: tmp_path / "cache")
+    nowhere = replace(adult.SOURCE, mirrors=("http://127.0.0.1:9/",))
+    monkeypatch.setattr(adult, "SOURCE", nowhere)
+    with pytest.raises(DataError, match="UCI Adult is not on this machine"):
+        load_full_census()
+
+
+def test_another_file_of_the_same_name_is_refused(published):
+    (published / "adult.test").write_text(PERSON)
+    with pytest.raises(DataError, match="the published file"):
+        load_full_census(published)
 
 
 def test_census_agents_reach_the_accuracy_of_logistic_regression():

@@ -26,7 +26,7 @@ _RIDGE = 1e-4
 class BaselineSettings(OnGraph):
     """Which workload is trained by which algorithm, and for how long."""
 
-    data: str = option("census", "census, text, subset, mnist or fashion-mnist.")
+    data: str = option("census", "census, text or subset; census-full, mnist or fashion-mnist.")
     data_dir: str | None = option(None, "Folder of IDX files (or set SOTTOVOCE_DATA).")
     model: str = option("small", "linear; embedding or transformer; softmax, small or paper.")
     algorithm: str = option("dsgd", "dsgd, pdsgd, ...")
@@ -59,7 +59,11 @@ def baselines_study(
         options=Options(measure=[settings.rounds], progress=execution.progress),
     )
     ours = float(result.metric("validation_accuracy")[-1].mean())
-    programs = {"census": logistic_regression, "text": bigram}
+    programs = {
+        "census": logistic_regression,
+        "census-full": logistic_regression,
+        "text": bigram,
+    }
     name, theirs = programs.get(settings.data, softmax_regression)(training, validation)
     most = int(training.labels.bincount().argmax())
     plain = float((validation.labels == most).double().mean())
@@ -79,7 +83,7 @@ def baselines_study(
 def _task(settings: BaselineSettings, agents: int) -> tuple[ModuleProblem, Records, Records]:
     """What the agents train, with all their records and those that training never sees."""
     if settings.data in WORKLOADS:
-        workload = WORKLOADS[settings.data]()
+        workload = WORKLOADS[settings.data](settings.data_dir)
         problem, _ = workload.problem(settings.model, agents, settings.batch)
         return problem, workload.training, workload.validation
     images = Training(

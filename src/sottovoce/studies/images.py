@@ -33,8 +33,12 @@ class Images:
     init: str | None = option(
         None, "Starting weights: trainable (standardised pixels) or, paper's default, glorot:4."
     )
-    data: str = option("subset", "subset, census or text (shipped), mnist or fashion-mnist.")
-    data_dir: str | None = option(None, "Folder of IDX files (or set SOTTOVOCE_DATA).")
+    data: str = option(
+        "subset", "subset, census or text (shipped), census-full, mnist or fashion-mnist."
+    )
+    data_dir: str | None = option(
+        None, "Folder of the files of a full set (or set SOTTOVOCE_DATA)."
+    )
     device: str = option("cpu", "cpu or cuda.")
 
     @property
@@ -49,7 +53,7 @@ class Images:
         uniform weights times a gain, with biases 0 and pixels in [0, 1].
         """
         if self.data in WORKLOADS:
-            return WORKLOADS[self.data]().problem(self.model, agents, batch)
+            return WORKLOADS[self.data](self.data_dir).problem(self.model, agents, batch)
         if sets.OLD_NAMES.get(self.data, self.data) not in (known := ("subset", *sets.SOURCES)):
             accepted = ", ".join((*known, *WORKLOADS))
             own = " (your own model and data are audited from Python, by sottovoce.audit)"
@@ -75,7 +79,7 @@ class Images:
     def public(self) -> tuple[Tensor, Tensor]:
         """Images of the same kind that no agent has, as the model is fed them, and labels."""
         if self.data in WORKLOADS:
-            return WORKLOADS[self.data]().public()
+            return WORKLOADS[self.data](self.data_dir).public()
         images = sets.load(self.data, self.data_dir).validation
         pixels = MNIST_PIXELS if self.start == "trainable" else (0.0, 1.0)
         return images.standardised(*pixels), images.labels

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from sottovoce.errors import ProblemError
 from sottovoce.privacy.knowledge import Inputs
 from sottovoce.problems import ModuleProblem
-from sottovoce.problems.data.census import load_census
+from sottovoce.problems.data.census import Census, load_census, load_full_census
 from sottovoce.problems.data.records import Records, by_owner
 from sottovoce.problems.data.shakespeare import CONTEXT, load_plays
 from sottovoce.problems.data.word_models import SmallTransformer, WordAverage, initialise_words
@@ -58,9 +58,17 @@ class Workload:
         return self.validation.inputs, self.validation.labels
 
 
-def census() -> Workload:
+def census(data_dir: str | None = None) -> Workload:
     """Census records: does a person earn more than 50,000 dollars? Divided by occupation."""
-    data = load_census()
+    return _census(load_census())
+
+
+def full_census(data_dir: str | None = None) -> Workload:
+    """All published census records, from `data_dir` or downloaded once."""
+    return _census(load_full_census(data_dir))
+
+
+def _census(data: Census) -> Workload:
     features = data.training.inputs.shape[1]
     form = Inputs((features,), binary=True, groups=data.groups)
     return Workload(
@@ -68,7 +76,7 @@ def census() -> Workload:
     )
 
 
-def text() -> Workload:
+def text(data_dir: str | None = None) -> Workload:
     """Shakespeare's words: which word follows eight others? Divided by speaker."""
     data = load_plays()
     size = len(data.words)
@@ -80,8 +88,12 @@ def text() -> Workload:
     return Workload(data.training, data.validation, form, models, initialise_words)
 
 
-WORKLOADS: dict[str, Callable[[], Workload]] = {"census": census, "text": text}
-"""Tables and texts by the name of the command line."""
+WORKLOADS: dict[str, Callable[[str | None], Workload]] = {
+    "census": census,
+    "census-full": full_census,
+    "text": text,
+}
+"""Tables and texts by the name of the command line; they get the user's folder of data."""
 
 
 def _zero(model: nn.Module, run: int) -> None:

@@ -2,7 +2,6 @@
 
 import gzip
 import os
-import sys
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.errors import DataError
+from sottovoce.problems.data.download import Published
 
 CLASSES = 10
 SIDE = 28
@@ -245,53 +245,5 @@ def _find(name: str, data_dir: str | Path | None) -> Path | None:
 def _download(name: str) -> Path:
     """Fetch what the user's cache lacks and return the cache's folder; checksums are verified."""
     source = SOURCES[name]
-    try:
-        import pooch  # type: ignore[import-untyped]
-    except ImportError:
-        raise _offline(source, name, ["the package pooch is not installed"]) from None
-    folder = Path(pooch.os_cache("sottovoce")) / name
-    for file, known_hash in zip(FILES, source.hashes, strict=True):
-        reasons = []
-        for mirror in source.mirrors:
-            downloader = pooch.HTTPDownloader(
-                progressbar=_Progress(f"{file}.gz"), chunk_size=1 << 16, timeout=20
-            )
-            try:
-                pooch.retrieve(
-                    f"{mirror}{file}.gz", known_hash, f"{file}.gz", folder, downloader=downloader
-                )
-                break
-            except (OSError, ValueError) as error:
-                reasons.append(f"{mirror}: {error}")
-        else:
-            raise _offline(source, name, reasons)
-    return folder
-
-
-def _offline(source: Source, name: str, reasons: list[str]) -> DataError:
-    urls = "\n".join(f"  {source.mirrors[0]}{file}.gz" for file in FILES)
-    return DataError(
-        f"{source.title} is not on this machine and could not be downloaded. Download\n{urls}\n"
-        f"into one folder and name it with data_dir (--data-dir) or SOTTOVOCE_DATA; a subfolder "
-        f"{name!r} of it is searched too. What failed:\n  " + "\n  ".join(reasons)
-    )
-
-
-class _Progress:
-    """A progress line on stderr, in the form that pooch calls: total, update, reset, close."""
-
-    def __init__(self, title: str) -> None:
-        self.title, self.total, self.done = title, 0, 0
-
-    def update(self, size: int) -> None:
-        self.done += size
-        share = f" {100 * self.done // self.total:3d} %" if self.total else ""
-        print(
-            f"\r{self.title}: {self.done / 1e6:.1f} MB{share}", end="", file=sys.stderr, flush=True
-        )
-
-    def reset(self) -> None:
-        self.done = 0
-
-    def close(self) -> None:
-        print(file=sys.stderr)
+    hashes = {f"{file}.gz": known for file, known in zip(FILES, source.hashes, strict=True)}
+    return Published(source.title, name, source.mirrors, hashes).fetch()
