@@ -1,15 +1,27 @@
 """The table of claims: the words follow from the numbers, and the page says what its data say."""
 
 import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 
 from sottovoce.errors import SottovoceError
 from sottovoce.graphs import parse_graph
-from sottovoce.mechanisms import ALGORITHMS, CLAIMS, Clock, Flow, check, parse_algorithm
+from sottovoce.mechanisms import (
+    ALGORITHMS,
+    CLAIMS,
+    Clock,
+    Flow,
+    Mechanism,
+    Part,
+    Place,
+    Shares,
+    check,
+    parse_algorithm,
+)
 from sottovoce.mechanisms.reference import by_messages, exchange, take_step
 from sottovoce.privacy.auditor import Audit, intervals
 from sottovoce.privacy.auditor.findings import Yardstick
@@ -32,7 +44,11 @@ from sottovoce.studies.claims import (
 )
 from sottovoce.studies.claims.cells import _measures, _permitted
 from sottovoce.studies.claims.lines import Setup, chosen
-from sottovoce.studies.claims.rest_known import for_one_record, with_rest_known
+from sottovoce.studies.claims.rest_known import (
+    for_one_record,
+    subtracts_others,
+    with_rest_known,
+)
 from sottovoce.studies.claims.table import claims_tables, dealt, findings, write_page
 from sottovoce.studies.claims.words import MEANINGS, strict_auc, strict_rate
 from sottovoce.studies.study import Study
@@ -388,6 +404,9 @@ def test_parts_side_by_side_make_the_table_of_one(tmp_path, monkeypatch):
         list(table.rows) for table in both.tables
     ]
     assert findings(again.data) == list(both.findings)
+    # 1,515 of the 2,000 census records for validation have the commoner label.
+    assert both.data["commonest"] == {"census": 1515 / 2000}
+    assert claims_tables(both.data)[0].rows[-1][:2] == ("the commonest label", "0.757")
     assert "not claimed" in write_page(again.data, again.command)
 
 
@@ -434,3 +453,24 @@ def test_processes_side_by_side_fill_one_folder_and_a_fault_of_one_is_told(tmp_p
         compute_parts(
             replace(asked, workload=("images",), data_dir=str(tmp_path), full=True), execution, 2
         )
+
+
+@dataclass(frozen=True)
+class Signs(Part):
+    """Keep the sign of every coordinate alone."""
+
+    place: ClassVar[Place] = "step"
+    by_coordinate: ClassVar[bool] = True
+    keeps_average: ClassVar[bool] = False
+
+    def __call__(self, flow: Flow) -> None:
+        flow.s = flow.s.sign()
+
+
+def test_other_records_can_be_subtracted_from_chains_that_scale_and_add():
+    graph = parse_graph("ring:5")
+    for line in REFERENCE:
+        mechanism = parse_algorithm(str(line.algorithm))
+        assert subtracts_others(mechanism, graph, parse_stepsize("1/k")), line.name
+    signs = Mechanism("signs", (Signs(), Shares("weights")))
+    assert not subtracts_others(signs, graph, parse_stepsize("1/k"))

@@ -17,6 +17,7 @@ from sottovoce.storage.progress import progress_bar
 from sottovoce.storage.user_files import file_and_name, is_in_file
 from sottovoce.studies.claims.cells import PIECES, judge_line
 from sottovoce.studies.claims.lines import Line, Setup, chosen
+from sottovoce.studies.claims.rest_known import subtracts_others
 from sottovoce.studies.claims.settings import WHO, ClaimsSettings
 from sottovoce.studies.claims.table import claims_tables
 from sottovoce.studies.claims.words import MEANINGS
@@ -87,6 +88,7 @@ def enter_study(settings: EntrySettings | None = None, execution: Execution | No
         "beside": [row for row in rows if row["mechanism"] != line.name] + stored,
         "computed": list(settings.beside),
         "origin": origin,
+        "commonest": {name: one.commonest for name, one in setups.items()},
         "sizes": asdict(asked.sizes),
         "meanings": MEANINGS,
     }
@@ -102,10 +104,13 @@ def examined(mechanism: Mechanism, setup: Setup, line: Line) -> list[tuple[str, 
     keeps = all(part.keeps_average for part in mechanism.parts)
     known = all(part.linear for part in mechanism.parts)
     bound = mechanism.bound
+    others = subtracts_others(mechanism, setup.graph, line.stepsize(setup))
+    alone = "no: one round is attacked with one record a batch, which tells more than a larger one"
     return [
         ("valid chain", f"yes: every part was played and does what it claims: {parts}"),
         ("keeps the average", "yes" if keeps else "no, as it says: the average feels its noise"),
         ("linear, so that attacks and accountant know its law", "yes" if known else "no"),
+        ("other records of a batch can be subtracted", "yes" if others else alone),
         ("bounds one record", "yes" if bound else "no: nothing can be proved of a record"),
         ("real agents work on it", "in blocks" if in_blocks(mechanism, setup.graph) else "whole"),
         ("exchanges in a round", str(mechanism.exchanges)),
@@ -143,7 +148,7 @@ def findings(data: Data) -> list[str]:
 
 def tables(data: Data) -> list[Table]:
     """The card: what was checked, the words beside the reference mechanisms, every number."""
-    every = claims_tables({"rows": [*data["rows"], *data["beside"]]})
+    every = claims_tables({**data, "rows": [*data["rows"], *data["beside"]]})
     words = [one for one in every if one.title.startswith("In a word")]
     numbers = [one for one in claims_tables(data) if one.title.startswith("Every number")]
     return [Table("Is it a valid chain?", ("checked", "found"), data["validity"]), *words, *numbers]

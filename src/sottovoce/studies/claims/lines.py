@@ -74,6 +74,12 @@ class Setup:
     def public(self) -> tuple[Tensor, Tensor]:
         return self.images.public()
 
+    @property
+    def commonest(self) -> float:
+        """The accuracy of whoever answers with the commonest label."""
+        labels = self.public[1]
+        return int(labels.bincount().max()) / len(labels)
+
     def proof(self, stepsize: Stepsize, redone: int = 0) -> ProofSettings:
         """What a guarantee is asked for: the whole training, for one record."""
         return ProofSettings.of(

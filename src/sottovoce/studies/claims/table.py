@@ -13,7 +13,7 @@ from sottovoce.storage.progress import progress_bar
 from sottovoce.storage.store import lock
 from sottovoce.studies.claims.cells import PIECES, judge_line
 from sottovoce.studies.claims.lines import REFERENCE, Line, Setup, chosen, sizes_as_text
-from sottovoce.studies.claims.settings import DATA, WHO, ClaimsSettings
+from sottovoce.studies.claims.settings import DATA, FULL, WHO, ClaimsSettings
 from sottovoce.studies.claims.words import MEANINGS, meaningful
 from sottovoce.studies.settings import command_line
 from sottovoce.studies.study import Data, Kind, Study, Table, register
@@ -60,7 +60,8 @@ def claims_study(
     with lock(execution.folder, shared=True), bar as advance:
         for name, line in mine:
             rows += judge_line(line, setups[name], alone, advance)
-    return _study(rows, settings)
+    commonest = {name: one.commonest for name, one in setups.items()}
+    return _study(rows, settings, commonest)
 
 
 def dealt(every: Sequence[_Cell], first: int, last: int) -> list[_Cell]:
@@ -90,14 +91,16 @@ def joined(studies: Sequence[Study], settings: ClaimsSettings) -> Study:
         rows.values(),
         key=lambda row: (DATA.index(row["workload"]), places.get(row["mechanism"], len(names))),
     )
-    data = {**studies[0].data, "rows": ordered}
+    commonest = {k: v for one in studies for k, v in one.data.get("commonest", {}).items()}
+    data = {**studies[0].data, "rows": ordered, "commonest": commonest}
     command = command_line("claims", replace(settings, join=(), part="1/1", jobs=None))
     return _made(data, command)
 
 
-def _study(rows: Sequence[Row], settings: ClaimsSettings) -> Study:
+def _study(rows: Sequence[Row], settings: ClaimsSettings, commonest: Mapping[str, float]) -> Study:
     data = {
         "rows": list(rows),
+        "commonest": dict(commonest),
         "sizes": asdict(settings.sizes),
         "set_up": _set_up(settings),
         "epsilon": settings.epsilon,
@@ -159,7 +162,7 @@ def claims_tables(data: Data) -> list[Table]:
     workloads = list(dict.fromkeys(row["workload"] for row in rows))
     names = list(dict.fromkeys(row["mechanism"] for row in rows))
     who = [name for name in WHO if any(row["adversary"] == name for row in rows)]
-    tables = []
+    tables, commonest = [], data.get("commonest", {})
     for workload in workloads:
         words = {
             (row["mechanism"], row["adversary"]): row["word"]
@@ -167,15 +170,18 @@ def claims_tables(data: Data) -> list[Table]:
             if row["workload"] == workload
         }
         accuracy = {row["mechanism"]: _accuracy(row) for row in rows if row["workload"] == workload}
+        lines = [
+            (name, accuracy[name], *(words.get((name, one), "") for one in who))
+            for name in names
+            if name in accuracy
+        ]
+        if workload in commonest:
+            lines.append(("the commonest label", f"{commonest[workload]:.3f}", *("" for _ in who)))
         tables.append(
             Table(
                 f"In a word: {workload}",
                 ("mechanism", "accuracy", *(WHO[name] for name in who)),
-                [
-                    (name, accuracy[name], *(words.get((name, one), "") for one in who))
-                    for name in names
-                    if name in accuracy
-                ],
+                lines,
             )
         )
     first = {row["mechanism"]: row for row in reversed(rows)}
@@ -303,11 +309,22 @@ def write_page(data: Data, command: str, name: str = "claims") -> str:
         f"the data hold it for each. The data: [{name}.json](../figures/{name}.json). A test "
         "compares this page with them.",
         "",
+        *_not_run(data),
         *(f"- {one}" for one in _said_of_mechanisms(data)),
     ]
     for table in claims_tables(data):
         lines += ["", f"## {table.title}", "", *_markdown(table)]
     return "\n".join(lines) + "\n"
+
+
+def _not_run(data: Data) -> list[str]:
+    """That a table of small sizes is not the full one."""
+    if canonical(data["sizes"]) == canonical(asdict(FULL)):
+        return []
+    return [
+        f"The full table (`--full`) was not run: images from all of MNIST; {sizes_as_text(FULL)}.",
+        "",
+    ]
 
 
 def _said_of_mechanisms(data: Data) -> list[str]:
