@@ -71,7 +71,12 @@ def test_gradients_that_an_organisation_averages_give_the_same_training(tmp_path
     store, out, begin = tmp_path / "store", tmp_path / "ends", launching.environment()
     programs = [[ddp_worker.__file__, str(store), str(ROUNDS)], [__file__, str(store), str(out)]]
     processes = [subprocess.Popen([sys.executable, *one], env=begin) for one in programs]
-    assert [process.wait(60) for process in processes] == [0, 0]
+    try:
+        assert [process.wait(150) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
     with_worker = read_tensors(out)[0]
     for agent, alone in enumerate(play(None)):
         torch.testing.assert_close(with_worker[str(agent)], alone, rtol=0, atol=1e-12)
