@@ -18,6 +18,7 @@ from torch import Tensor
 from sottovoce import Recording, simulate
 from sottovoce.distributed import join_recordings, load_weights
 from sottovoce.distributed.frames import HEADER_BYTES, TRAILER_BYTES
+from sottovoce.distributed.launch import Training, train
 from sottovoce.errors import DistributedError
 from sottovoce.mechanisms.flow import Clock, Flow
 from sottovoce.mechanisms.reference import split_step
@@ -378,6 +379,18 @@ def test_the_command_trains_a_user_s_model_and_keeps_its_weights(
         right = (model(x).argmax(1) == (x[:, 0] > 0)).float().mean()
         assert right > 0.85, f"agent {agent}"
     assert list((tmp_path / "board").glob("events*"))
+
+
+@pytest.mark.thorough
+def test_what_an_agent_refuses_is_the_last_thing_said(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("def number(): return 3\ndef none(agent, agents): raise OSError('ward 7')\n")
+    for changed, said in (
+        ({"model": f"{file}:number"}, r"agent \d: ProblemError: .*number returned int; accepted"),
+        ({"data": f"{file}:none"}, r"agent \d: OSError, its traceback is above$"),
+    ):
+        with pytest.raises(DistributedError, match=said):
+            train(Training(graph="path:2", rounds=1, **changed))
 
 
 @pytest.mark.thorough

@@ -1,5 +1,6 @@
 """Start agents on this machine under torchrun and collect their reports."""
 
+import inspect
 import json
 import os
 import subprocess
@@ -12,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 from sottovoce.distributed.options import completed
-from sottovoce.errors import DataError, DistributedError, ProblemError
+from sottovoce.errors import DataError, DistributedError, ProblemError, SottovoceError
 from sottovoce.graphs import parse_graph
 from sottovoce.mechanisms import parse_algorithm
 from sottovoce.mechanisms.fixed_point import require_sums
@@ -22,7 +23,8 @@ from sottovoce.stepsizes import parse_stepsize
 from sottovoce.storage.user_files import function_in, is_in_file
 
 REPORT = "sottovoce-report "
-"""How a line begins that is meant for the starting process."""
+FAULT = "sottovoce-fault "
+"""How lines begin that are meant for the starting process."""
 
 
 @dataclass(frozen=True)
@@ -100,13 +102,27 @@ class Training:
                 if not is_in_file(text):
                     raise ProblemError(f"{text!r} names no function; accepted: FILE.py:NAME")
                 function_in(text, ProblemError)
+        if self.model:
+            _require_call(self.model, ProblemError, "without arguments")
         if is_in_file(self.data):
-            function_in(self.data, DataError)
+            _require_call(self.data, DataError, "as NAME(agent, agents)", 0, 1)
             if self.partition != Training.partition:
                 raise DataError(
                     f"the partition {self.partition} divides the images that we ship; {self.data} "
                     "gives each agent its own data: leave the partition out"
                 )
+
+
+def _require_call(text: str, error: type[SottovoceError], how: str, *given: int) -> None:
+    """Raise unless the function FILE.py:NAME can be called with these arguments."""
+    function = function_in(text, error)
+    try:
+        inspect.signature(function).bind(*given)
+    except TypeError:
+        own = inspect.signature(function)
+        raise error(f"{text} is called {how}, and takes {own}") from None
+    except ValueError:  # Written in C: no signature is known.
+        return
 
 
 def torch_device(text: str) -> torch.device:
@@ -143,6 +159,7 @@ def train(
     ]
     threads = str(max(1, torch.get_num_threads() // number))
     reports: dict[tuple[int, int], dict[str, Any]] = {}
+    faults: list[dict[str, Any]] = []
     # In a group of its own, torchrun does not see the terminal's Ctrl-C: it is stopped here.
     environment, pipe = os.environ | {"OMP_NUM_THREADS": threads}, subprocess.PIPE
     with subprocess.Popen(
@@ -166,6 +183,9 @@ def train(
         copying.start()
         try:
             for line in process.stdout or ():
+                if line.startswith(FAULT):
+                    faults.append(json.loads(line.removeprefix(FAULT)))
+                    continue
                 if not line.startswith(REPORT):
                     sys.stderr.write(line)
                     continue
@@ -179,8 +199,11 @@ def train(
                 process.terminate()
             copying.join()
     if code:
+        # An agent that lost another one says less than the one that was lost.
+        told = sorted(faults, key=lambda fault: fault["kind"] == "PeerLost")[:1]
+        why = "; ".join(f"agent {fault['agent']}: {fault['text']}" for fault in told)
         raise DistributedError(
-            f"the training ended with exit code {code}; the agents' own messages are above"
+            f"the training ended with exit code {code}; {why or 'what the agents said is above'}"
         )
     return {
         "training": asdict(training),

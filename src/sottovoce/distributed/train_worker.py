@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 
 from sottovoce.distributed import DecentralizedSGD, connect
-from sottovoce.distributed.launch import REPORT, Training, torch_device
+from sottovoce.distributed.launch import FAULT, REPORT, Training, torch_device
 from sottovoce.distributed.task import task_for
 from sottovoce.distributed.weights import save_weights
-from sottovoce.errors import PrivacyError
+from sottovoce.errors import PrivacyError, SottovoceError
 from sottovoce.graphs import parse_graph
 from sottovoce.mechanisms import Mechanism, parse_algorithm
 from sottovoce.stepsizes import Power, Stepsize, parse_stepsize
@@ -132,5 +132,21 @@ def stepsize_of(text: str | None, algorithm: Mechanism, rounds: int) -> Stepsize
     return parse_stepsize(text if counts else f"{text}:block={rounds}")
 
 
+def main() -> None:
+    """Train, or say in a line what is wrong; an error that is not ours keeps its traceback."""
+    try:
+        run(Training(**json.loads(sys.argv[1])))
+    except Exception as error:
+        told, agent = type(error).__name__, os.environ["RANK"]
+        ours = isinstance(error, SottovoceError)
+        text = f"{told}: {error}" if ours else f"{told}, its traceback is above"
+        sys.stdout.write(f"{FAULT}{json.dumps({'agent': agent, 'kind': told, 'text': text})}\n")
+        sys.stdout.flush()
+        if not ours:
+            raise
+        sys.stderr.write(f"agent {agent}: {text}\n")
+        sys.exit(1)
+
+
 if __name__ == "__main__":
-    run(Training(**json.loads(sys.argv[1])))
+    main()
