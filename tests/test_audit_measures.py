@@ -297,6 +297,22 @@ def test_the_sentence_of_epsilon_from_below_names_what_it_presumes() -> None:
         assert f"at least 3 (the test could show up to 20; {presumed}" in said
 
 
+def test_a_sentence_gives_the_rate_that_lies_above_chance() -> None:
+    runs = tuple(at // 2 for at in range(16))
+    ranks = tuple((1.0,) for _ in runs)
+    case = ("dsgd", "1/k", "eavesdropper", 5)
+    lined = [
+        Lined(*case, f"attack {at}", "matched filter", 16, 5000, 0.002, ranks, runs)
+        for at in range(5)
+    ]
+    found = find(case, [], lined, [], Yardstick(50.0, 40.0, 0.1))
+    told = found.membership
+    assert told.low < 0.5
+    assert told.better
+    ends = f"({told.tpr_low:.0%} to 100%)"
+    assert f"and 100% of them at a false-positive rate of 0.01 {ends}" in found.sentence
+
+
 def test_a_sentence_does_not_call_failed_controls_a_want_of_attacks() -> None:
     row = Row("dsgd", "1/k", "eavesdropper", 5, "conventional", "dlg", 2, attacked=2, runs=(0, 1))
     doubts = Doubts(frozenset({"dlg"}))

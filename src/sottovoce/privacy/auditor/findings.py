@@ -155,7 +155,7 @@ class Finding:
             said.append(
                 (
                     f"told records of the batch from others with an AUC of {told.auc:.2f} "
-                    f"({told.low:.2f} to {told.high:.2f}; chance 0.50{proof})",
+                    f"({told.low:.2f} to {told.high:.2f}; chance 0.50{proof}){_found(told)}",
                     told.better,
                 )
             )
@@ -279,6 +279,16 @@ def _reconstruction(row: Row, beside: Yardstick, tried: int) -> Reconstruction:
 
 def _number(value: float | None) -> float:
     return math.inf if value is None else value
+
+
+def _found(told: Membership) -> str:
+    """The rate that lies above chance where the AUC by itself may be chance."""
+    if told.low > 0.5 or not told.better:
+        return ""
+    return (
+        f", and {told.tpr:.0%} of them at a false-positive rate of {told.fpr:.2g} "
+        f"({told.tpr_low:.0%} to {told.tpr_high:.0%})"
+    )
 
 
 def _share(value: float) -> str:
