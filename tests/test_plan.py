@@ -62,6 +62,8 @@ def test_the_command_says_what_to_use_and_against_whom(run: CommandLine, tmp_pat
     saved = json.loads((tmp_path / "plan.json").read_text())["data"]
     assert saved["against"]["any:1"]["epsilon"] <= 2
     assert saved["against"]["eavesdropper"]["epsilon"] < saved["against"]["any:1"]["epsilon"]
+    train = next(line for line in done.out.splitlines() if "Train with it" in line)
+    assert f"--adversary {saved['against']['any:1']['adversary']} --ledger" in train
     assert saved["bytes_a_round"] == 2 * 26_010 * 4
     assert saved["seconds_a_round"] > 0
     again = run(*saved["command"].split()[1:], "--json").json()

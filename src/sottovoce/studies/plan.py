@@ -193,7 +193,9 @@ def _train_command(chosen: Plan, stepsize: str) -> str:
     target = chosen.target
     training, graph = target.training, target.graph
     weights = "" if graph.weights == "metropolis" else f" --weights {graph.weights}"
-    whom = f" --adversary {target.adversary}" if target.adversary.startswith("agents:") else ""
+    # Of any one or two agents the worst: a training says the ε that holds against them.
+    worst = chosen.guarantees[target.adversary].adversary.split(" on ")[0]
+    whom = "" if worst == "eavesdropper" else f" --adversary {worst}"
     links = " --links masked" if target.links == "masked" else ""
     return (
         f"sottovoce train --graph {graph.name}{weights} --algorithm {chosen.mechanism} "
