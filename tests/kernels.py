@@ -15,6 +15,10 @@ DEVICE = CUDA if torch.cuda.is_available() and usable(CUDA) else CPU
 needs_triton = pytest.mark.skipif(
     not usable(DEVICE), reason="needs Triton with a CUDA device, or with TRITON_INTERPRET=1"
 )
+in_plain_torch = pytest.mark.skipif(
+    interpreted() and usable(CPU),
+    reason="of plain torch, on a CPU; the interpreter would play the kernels in its place",
+)
 on_gpu = pytest.mark.skipif(DEVICE == CPU, reason="needs Triton and a CUDA device")
 
 if interpreted() and usable(CPU):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from kernels import CPU, CUDA, DEVICE, needs_triton, on_gpu
+from kernels import CPU, CUDA, DEVICE, in_plain_torch, needs_triton, on_gpu
 from sottovoce import DSGD, PDSGD, ModuleProblem, Power, Stepsize, complete, ring, simulate
 from sottovoce.errors import ProblemError
 from sottovoce.kernels import convolution, interpreted, philox, usable
@@ -149,6 +149,7 @@ def test_the_update_in_place_is_the_update_with_the_same_stepsizes(algorithm, ra
     check_update(CPU, 1030, algorithm, random)
 
 
+@in_plain_torch
 def test_the_update_in_place_notes_who_became_non_finite_and_when():
     check_non_finite(CPU)
 
@@ -181,6 +182,7 @@ def test_agents_with_stepsizes_of_their_own_are_scaled_before_the_update():
     torch.testing.assert_close(state, expected)
 
 
+@in_plain_torch
 def test_gradients_written_out_are_autograds():
     model = stack().double()
     vectors, inputs, targets = drawn(model, (2, 8, 12), 5, 4, torch.float64)
@@ -192,6 +194,7 @@ def test_gradients_written_out_are_autograds():
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
+@in_plain_torch
 def test_bfloat16_is_near_float32_and_not_equal():
     model = stack()
     vectors, inputs, _ = drawn(model, (2, 8, 12), 5, 4, torch.float32)
