@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from sottovoce.storage.execution import Execution
 from sottovoce.studies.study import Study
 from sottovoce.studies.text import TextSettings, text_study, write_page
+from sottovoce.studies.text_reading import permitted_area
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -20,6 +22,7 @@ def test_a_batch_of_one_is_read_and_a_proof_leaves_nothing_to_read(tmp_path):
         runs=2,
         proved_rounds=20,
         proved_runs=2,
+        told_runs=3,
         candidates=20,
         insecure_seed=1,
     )
@@ -44,3 +47,26 @@ def test_the_page_says_what_its_data_say():
     page = (DOCS / "results" / "text.md").read_text("utf-8")
     assert page == write_page(kept.data, kept.command)
     assert {row["batch"] for row in kept.data["rows"]} == {1, 2, 4}
+    proved = kept.data["proved"]
+    assert proved["told_passages"] > 50
+    assert proved["auc"]["low"] <= proved["permitted_auc"]
+    assert proved["top"]["low"] <= proved["permitted_top"]
+
+
+@pytest.mark.parametrize("others", [1, 5, 40])
+def test_no_test_of_one_round_ranks_above_what_the_proof_permits(others):
+    """Records of norm 1 behind noise of deviation 0.6: the best test of the true one's rank."""
+    multiplier, draws = 0.6, 20_000
+    generator = torch.Generator().manual_seed(others)
+    # Records that are as far from one another as any can be: a regular simplex, or two opposites.
+    records = torch.eye(others + 1, dtype=torch.float64)
+    records = records - records.mean(0)
+    records /= records.norm(dim=1, keepdim=True)
+    noise = torch.randn(draws, others + 1, dtype=torch.float64, generator=generator)
+    scores = (records[0] + multiplier * noise) @ records.T
+    above = (scores[:, :1] > scores[:, 1:]).double().mean(1)
+    error = 4 * float(above.std()) / draws**0.5
+    permitted = permitted_area(multiplier, others)
+    assert float(above.mean()) <= permitted + error
+    # Two opposite records reach it.
+    assert float(above.mean()) > permitted - 0.05

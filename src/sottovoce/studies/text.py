@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sottovoce.privacy.membership.rates import FALSE_POSITIVES
 from sottovoce.storage.execution import Execution
 from sottovoce.storage.store import Store
 from sottovoce.studies.settings import OnGraph, command_line, option
@@ -38,7 +37,8 @@ class TextSettings(OnGraph):
     runs: int = option(10, "Independent trainings; one agent of each is attacked.", min=2)
     epsilon: float = option(3.0, "ε of the training with a proof; 0 leaves it out.")
     proved_rounds: int = option(300, "Rounds that the proof is for.", min=1)
-    proved_runs: int = option(5, "Independent trainings with a proof that are attacked.", min=2)
+    proved_runs: int = option(5, "Independent trainings with a proof that are read.", min=2)
+    told_runs: int = option(20, "Those whose passages are told from others.", min=2)
     candidates: int = option(100, "Passages among which those of a batch are looked for.", min=2)
 
     @property
@@ -79,9 +79,9 @@ def text_study(settings: TextSettings | None = None, execution: Execution | None
     if proved:
         findings.append(
             f"decor at ε = {proved['epsilon']:.3g}: {_percent(proved['read'])} read whole; a "
-            f"batch's passages told from others with an AUC of {proved['auc']['mean']:.2f} "
-            f"({proved['auc']['low']:.2f} to {proved['auc']['high']:.2f}; the proof permits "
-            f"{proved['permitted_auc']:.2f}, and without its noise it is "
+            f"batch's passages told from others with an AUC of {proved['auc']['mean']:.3f} "
+            f"({proved['auc']['low']:.3f} to {proved['auc']['high']:.3f}; the proof permits "
+            f"{proved['permitted_auc']:.3f}, and without its noise it is "
             f"{proved['auc_without_noise']['mean']:.2f})."
         )
     table = Table(
@@ -151,14 +151,28 @@ def _proved_part(data: Data) -> list[str]:
         "",
         *_rows(("", "found"), proved_cells(data["proved"])),
         "",
-        f"{data['proved_runs']} trainings. *Told from others*: every passage of the batch is "
-        f"ranked among {data['proved']['candidates']} others of its agent by the likelihood of "
-        "the step. What the proof permits is for this round, told that a passage may have been "
-        "used in it, to an observer who knows all else: a test between two normal distributions, "
-        f"noise multiplier {data['proved']['noise_multiplier']:.3f}. ε is for the whole training, "
-        "in which sampling hides whether a passage was used at all. An attack that reaches less "
-        "is no evidence of more protection.",
+        f"{data['proved_runs']} trainings are read. *Told from others*: in "
+        f"{data['proved']['told_runs']} trainings each of the batches' "
+        f"{data['proved']['told_passages']} passages is ranked among "
+        f"{data['proved']['candidates']} others of its agent by the likelihood of the step. What "
+        "the proof permits is for this round, told that a passage may have been used in it, to an "
+        "observer who knows all else: a test between two normal distributions, noise multiplier "
+        f"{data['proved']['noise_multiplier']:.3f}. ε is for the whole training, in which sampling "
+        f"hides whether a passage was used at all. {_beside_the_proof(data['proved'])} An attack "
+        "that reaches less than a proof permits is no evidence of more protection.",
     ]
+
+
+def _beside_the_proof(one: Data) -> str:
+    """Whether what was told from others lies above what the proof permits, by both intervals."""
+    pairs = (("auc", "permitted_auc"), ("top", "permitted_top"))
+    if any(one[found]["low"] > one[permitted] for found, permitted in pairs):
+        return "What was found lies above what the proof permits: one of both is wrong."
+    inside = all(one[found]["high"] >= one[permitted] for found, permitted in pairs)
+    got = (
+        "Both intervals hold what the proof permits: the attack gets about all of it, and no more "
+    )
+    return f"{got}is shown." if inside else "Neither interval lies above what the proof permits."
 
 
 def proved_cells(one: Data) -> list[tuple[str, str]]:
@@ -179,10 +193,10 @@ def proved_cells(one: Data) -> list[tuple[str, str]]:
         ("guess: precision, recall", f"{one['blind'][0]:.1%}, {one['blind'][1]:.1%}"),
         (
             "told from others, AUC (chance 0.50)",
-            f"{one['auc']['mean']:.2f} ({low:.2f} to {high:.2f})",
+            f"{one['auc']['mean']:.3f} ({low:.3f} to {high:.3f})",
         ),
-        ("the proof permits, AUC", f"{one['permitted_auc']:.2f}"),
-        (f"among the likeliest {FALSE_POSITIVES:.0%} of others", _percent(one["top"])),
+        ("the proof permits, AUC", f"{one['permitted_auc']:.3f}"),
+        (f"put first where {one['top_by_luck']:.1%} of others are", _percent(one["top"])),
         ("the proof permits", f"{one['permitted_top']:.1%}"),
         (
             "controls of the reader: exact clipped gradient, noise",
@@ -213,7 +227,7 @@ def _kept(store: Store, settings: TextSettings, part: str, batch: int, stepsize:
     """One part of the study; what the store holds is not computed again."""
     runs = settings.runs if part == "row" else settings.proved_runs
     asked = Asked(settings.network(), settings.round, runs, settings.insecure_seed, batch, stepsize)
-    more = settings.epsilon, settings.proved_rounds, settings.candidates
+    more = settings.epsilon, settings.proved_rounds, settings.candidates, settings.told_runs
     spec: dict[str, Any] = {"kind": f"text-{part}", **asked.spec}
     spec |= {"proof": more} if part == "proved" else {}
     if asked.insecure_seed is not None and (found := store.load(spec)):

@@ -15,10 +15,10 @@ from sottovoce.privacy.adversaries import Eavesdropper
 from sottovoce.privacy.attacks import Attack, Chain, Elimination, Estimate
 from sottovoce.privacy.attacks.smoothing import Smoothing
 from sottovoce.privacy.auditor import intervals
+from sottovoce.privacy.auditor.measures import Membership
 from sottovoce.privacy.auditor.rows import EXACT, NOISE
 from sottovoce.privacy.guarantee import ProofSettings
 from sottovoce.privacy.knowledge import Inputs, Knowledge
-from sottovoce.privacy.membership.rates import FALSE_POSITIVES
 from sottovoce.privacy.planning import Target, meet
 from sottovoce.privacy.readers import Answer, Candidates, Passages, Support, identify
 from sottovoce.privacy.readers.support import likeliest_support, score_support
@@ -34,6 +34,9 @@ from sottovoce.studies.workloads import text
 Batch = tuple[Tensor, Tensor]
 """Passages (n, places) and the words after them (n,)."""
 _SHOWN = 4
+_AT_ONCE = 5
+_CORRELATED = Smoothing(reach=1)
+"""The posterior mean of the steps, which knows that noise cancels along edges."""
 _NORMAL = NormalDist()
 
 
@@ -87,19 +90,30 @@ def read_plain(asked: Asked) -> dict[str, Any]:
     }
 
 
-def read_proved(asked: Asked, epsilon: float, rounds: int, candidates: int) -> dict[str, Any]:
-    """What is read from DECOR with a proved ε, beside the readers' controls and the proof."""
+def read_proved(
+    asked: Asked, epsilon: float, rounds: int, candidates: int, told_runs: int
+) -> dict[str, Any]:
+    """What is read from DECOR with a proved ε, beside the readers' controls and the proof.
+
+    told_runs: trainings whose passages are told from others; `asked.runs` of them are read.
+    """
     schedule = asked.stepsize.partition(":")[2] or asked.stepsize
     asked = replace(asked, stepsize=schedule)
     problem, inputs = asked.problem(poisson=True)
     training = ProofSettings.of(problem.sampling, rounds, stepsize=schedule)
     plan = meet(Target(epsilon=epsilon, training=training, graph=asked.graph, algorithm="decor"))
-    # The posterior mean of the steps knows that noise cancels along edges.
-    heard = _overhear(asked, problem, inputs, plan.mechanism, (Smoothing(),))
-    noisy = _estimate(Smoothing(), heard, asked)
-    bare = Estimate(heard.answer.gradient.double(), True, heard.answer.state.double())
-    controls, runs = Passages().controls(heard.answer), list(range(asked.runs))
-    told, top = _told_apart(heard, noisy, asked, candidates)
+    heard = _overhear(asked, problem, inputs, plan.mechanism, (_CORRELATED,))
+    noisy = _estimate(_CORRELATED, heard, asked)
+    controls = Passages().controls(heard.answer)
+    ranks, bare = _ranks_of_many(asked, plan.mechanism, told_runs, candidates)
+    told, without = (
+        Membership.of(
+            [rank for of_run in one for rank in of_run],
+            [run for run, of_run in enumerate(one) for _ in of_run],
+            candidates + 1,
+        )
+        for one in (ranks, bare)
+    )
     multiplier = plan.multiplier
     return {
         "mechanism": str(plan.mechanism),
@@ -112,15 +126,35 @@ def read_proved(asked: Asked, epsilon: float, rounds: int, candidates: int) -> d
         **_passages(heard, noisy),
         "control_exact": _passages(heard, controls[EXACT])["read"],
         "control_noise": _passages(heard, controls[NOISE])["read"],
-        "auc": _mean(told, runs),
-        "top": _mean(top, runs),
-        "auc_without_noise": _mean(_told_apart(heard, bare, asked, candidates)[0], runs),
+        "told_runs": told_runs,
+        "told_passages": told.targets,
+        "auc": {"mean": told.auc, "low": told.low, "high": told.high},
+        "top": {"mean": told.tpr, "low": told.tpr_low, "high": told.tpr_high},
+        "top_by_luck": told.fpr,
+        "auc_without_noise": {"mean": without.auc, "low": without.low, "high": without.high},
         "noise_multiplier": multiplier,
-        # Of one round in which the passage was used, where no sampling hides whether it was: a
-        # Gaussian with the means 0 and 1 / multiplier.
-        "permitted_auc": _NORMAL.cdf(1 / multiplier / 2**0.5),
-        "permitted_top": _NORMAL.cdf(_NORMAL.inv_cdf(FALSE_POSITIVES) + 1 / multiplier),
+        "permitted_auc": permitted_area(multiplier, candidates),
+        "permitted_top": _permitted(multiplier, told.fpr),
     }
+
+
+def permitted_area(multiplier: float, candidates: int) -> float:
+    """The largest AUC of a passage ranked among so many others, its noise having a multiplier.
+
+    Without the passage any of them is as likely to be among the best k as any other, with a
+    probability of k / (candidates + 1), which the proof lets grow as `_permitted` says.
+    """
+    each = [_permitted(multiplier, k / (candidates + 1)) for k in range(1, candidates + 1)]
+    return sum(each) / candidates
+
+
+def _permitted(multiplier: float, chance: float) -> float:
+    """The most true positives at so many false ones, the others in the batch being known.
+
+    Of one round in which the passage was used, where no sampling hides whether it was: a test
+    between two normal distributions with the means 0 and 1 / multiplier.
+    """
+    return _NORMAL.cdf(_NORMAL.inv_cdf(chance) + 1 / multiplier)
 
 
 def _overhear(
@@ -228,28 +262,47 @@ def _nearest(line: tuple[int, ...], others: list[tuple[int, ...]]) -> tuple[int,
     return max(others, key=lambda one: sum(a == b for a, b in zip(one, line, strict=True)))
 
 
-def _told_apart(
-    heard: _Heard, estimate: Estimate, asked: Asked, candidates: int
-) -> tuple[list[float], list[float]]:
-    """Rank each batch among other passages of its agent: AUC, and the share in the top percent."""
+def _ranks_of_many(
+    asked: Asked, mechanism: Mechanism, runs: int, candidates: int
+) -> tuple[list[list[float]], list[list[float]]]:
+    """The ranks of every run's passages by what was overheard, and by their exact gradients."""
+    problem, inputs = asked.problem(poisson=True)
+    noisy, bare = [], []
+    # A few at a time, because a recording holds every message.
+    for first in range(0, runs, _AT_ONCE):
+        seed = (asked.insecure_seed or 0) + first
+        some = replace(asked, runs=min(_AT_ONCE, runs - first), insecure_seed=seed)
+        heard = _overhear(some, problem, inputs, mechanism, (_CORRELATED,))
+        exact = Estimate(heard.answer.gradient.double(), True, heard.answer.state.double())
+        noisy += _ranks(heard, _estimate(_CORRELATED, heard, some), some, candidates)
+        bare += _ranks(heard, exact, some, candidates)
+    return noisy, bare
+
+
+def _ranks(heard: _Heard, estimate: Estimate, asked: Asked, candidates: int) -> list[list[float]]:
+    """For each run the rank of every passage of the batch among others of its agent."""
     bound = heard.transcript.algorithm.bound
-    model, areas, top = heard.problem.model, [], []
-    known = Knowledge(model, nn.functional.cross_entropy, heard.inputs, *text().public(), bound)
+    found = []
+    known = Knowledge(
+        heard.problem.model,
+        nn.functional.cross_entropy,
+        heard.inputs,
+        *text().public(),
+        bound,
+    )
     for at, (agent, own) in enumerate(zip(asked.agents, heard.chosen, strict=True)):
         inputs, labels = text().held(heard.problem.agents, agent)
-        rest = torch.randperm(len(labels), generator=torch.Generator().manual_seed(at))
+        mixed = torch.Generator().manual_seed((asked.insecure_seed or 0) + at)
+        rest = torch.randperm(len(labels), generator=mixed)
         rest = rest[~torch.isin(rest, own)][:candidates]
         both = torch.cat([own, rest])
         one = replace(estimate, gradient=estimate.gradient[[at]], state=estimate.state[[at]])
         listed = Candidates(inputs[both], labels[both])
         scores = identify(known, replace(one, rounding=None), listed, 0.0)[0]
-        if len(own):
-            members, others = scores[: len(own), None], scores[len(own) :]
-            above = (members > others).double() + 0.5 * (members == others)
-            areas.append(float(above.mean()))
-            limit = others.quantile(1 - FALSE_POSITIVES)
-            top.append(float((members > limit).double().mean()))
-    return areas, top
+        members, others = scores[: len(own), None], scores[len(own) :]
+        better = (others > members).double() + 0.5 * (others == members)
+        found.append((1 + better.sum(1)).tolist())
+    return found
 
 
 def _mean(values: Sequence[float], runs: Sequence[int]) -> dict[str, float]:
