@@ -549,7 +549,7 @@ def test_an_agreement_runs_no_file_of_code() -> None:
 def test_a_delta_that_promises_nothing_is_said_and_the_training_goes_on(tmp_path: Path) -> None:
     """From 1/n on, publishing one record whole would pass as private."""
     graph, streams = ring(3), SimpleNamespace(seeded=False)
-    done = SimpleNamespace(epoch=0, rounds=20, redone=0, samples=1000)
+    done = SimpleNamespace(epoch=0, rounds=20, redone=0, samples=1000, otherwise=False)
     public = {"graph": graph, "stepsize": parse_stepsize(str(STEP)), "batch": 50, "poisson": True}
     chain = LDPDSGD(0.1, 1.0)
     own = SimpleNamespace(executions=done, algorithm=chain, agent=0, streams=streams, **public)

@@ -108,7 +108,9 @@ def print_study(study: "Study", as_json: bool, written: Sequence[Path]) -> None:
         if study.claim:
             answers.print(f"The paper: {escape(study.claim)}")
             answers.print(f"Our numbers: {study.verdict or 'undecided'}.")
-        print_list(study.findings)
+        for finding in study.findings:
+            # A command stands on one line, so that it can be copied.
+            answers.print(f"- {finding}", markup=False, soft_wrap=": sottovoce " in finding)
     print_written(written)
 
 

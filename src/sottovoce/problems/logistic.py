@@ -25,8 +25,8 @@ from sottovoce.storage.identity import fingerprint
 
 _LARGE_CACHE = 1 << 21
 """Bytes of a core's own cache from which on it keeps a piece of a gather."""
-_PIECES = {True: 4, False: 16}
-"""Blocks of work in such a piece: with a large cache of a core's own, and without."""
+_SMALL_PIECE, _UNDIVIDED, _LARGE_PIECE = 3, 4, 16
+"""Blocks of work in such a piece, in one not worth dividing, and in one where caches are small."""
 
 
 class Logistic(ConvexProblem):
@@ -70,7 +70,7 @@ class Logistic(ConvexProblem):
         self._rows = in_huge_pages(signed.flatten(0, 1))
         """-y_ij a_ij: (agents * n, d)."""
         self._norms = self._rows.norm(dim=-1)
-        self._piece = _PIECES[_own_cache() >= _LARGE_CACHE]
+        self._piece = _SMALL_PIECE if _own_cache() >= _LARGE_CACHE else _LARGE_PIECE
         self._gathered = self._rows.new_empty(0, self.dimension)
         self._first = (torch.arange(self.agents) * self.samples).unsqueeze(-1)
         self.optimum = self._minimiser()
@@ -126,7 +126,7 @@ class Logistic(ConvexProblem):
         points, gradients = (tensor.view(-1, 1, self.dimension) for tensor in (state, out))
         weighted = present.flatten(0, 1).unsqueeze(1)
         row_bytes = samples.shape[1] * self.dimension * out.element_size()
-        for part in blocks(len(samples), row_bytes, self._piece):
+        for part in blocks(len(samples), row_bytes, _SMALL_PIECE):
             some = samples[part].flatten()
             rows = torch.index_select(self._rows, 0, some, out=self._space(some.shape[0]))
             rows = rows.view(-1, samples.shape[1], self.dimension)
@@ -154,7 +154,7 @@ class Logistic(ConvexProblem):
         chosen = streams.ahead(("rows", self.batch, self.samples), 8 * count, round, rows_of)
         points, gradients = (tensor.view(-1, 1, self.dimension) for tensor in (state, out))
         row_bytes = self.batch * self.dimension * out.element_size()
-        if len(points) * row_bytes <= self._piece * WORK_BYTES:
+        if len(points) * row_bytes <= max(self._piece, _UNDIVIDED) * WORK_BYTES:
             self._gather(chosen, points, gradients)
             return
         samples = chosen.view(-1, self.batch)
