@@ -129,7 +129,7 @@ def findings(data: Data) -> list[str]:
         + "."
     )
     reasons = dict.fromkeys(one for row in rows for one in row["proved"]["reasons"])
-    said += [f"Proof: {one.replace(data['entry'], name)}." for one in reasons]
+    said += [f"Proof: {one.replace(data['entry'], name).removesuffix('.')}." for one in reasons]
     said += [
         f"{row['called'].capitalize()} on {row['workload']}, {row['word']}: {row['why']}."
         for row in rows
