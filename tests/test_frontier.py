@@ -11,10 +11,18 @@ from sottovoce.errors import SottovoceError
 from sottovoce.privacy.readers.metrics import success_rate
 from sottovoce.storage.execution import Execution
 from sottovoce.studies import frontier
-from sottovoce.studies.frontier import FrontierSettings, Setting, frontier_study, points, verdict
+from sottovoce.studies.frontier import (
+    FrontierSettings,
+    Setting,
+    frontier_study,
+    points,
+    verdict,
+    write_rows,
+)
 from sottovoce.studies.study import Study
 
 SETTINGS = FrontierSettings(levels=(0.5,), runs=2, epochs=1, targets=2)
+DOCS = Path(__file__).parents[1] / "docs"
 Made = dict[tuple[Setting, str], frontier.Piece]
 
 
@@ -179,3 +187,12 @@ def test_impossible_levels_and_parts_are_refused() -> None:
         FrontierSettings(levels=(0.0,))
     with pytest.raises(SottovoceError, match="part '5/4' does not exist"):
         FrontierSettings(part="5/4")
+
+
+def test_the_page_shows_what_its_data_say() -> None:
+    kept = Study.load(DOCS / "figures" / "frontier.json")
+    page = (DOCS / "results" / "frontier.md").read_text("utf-8")
+    assert "\n".join(write_rows(kept.data)) in page
+    assert kept.command in page
+    assert verdict(kept.data["points"]) == kept.verdict
+    assert f"the study calls the claim {kept.verdict}" in page

@@ -297,6 +297,32 @@ def _cells(point: Data, targets: int) -> tuple[str, ...]:
     )
 
 
+def write_rows(data: Data) -> list[str]:
+    """The points as a table in Markdown: accuracy, and what the best of all attacks gets."""
+    who = [f"first among {data['sizes']['candidates']:,}: {name}" for name in _ADVERSARIES]
+    others = ("membership: AUC", *(f"median error: {name}" for name in _ADVERSARIES))
+    headings = ("rule", "effective noise", "accuracy", *who, *others)
+    lines = ["| " + " | ".join(headings) + " |", "|" + " --- |" * len(headings)]
+    for point in data["points"]:
+        law = "" if point["law"] == "deterministic" else f", {point['law']} law"
+        found = point["attacks"]
+        heard = found["eavesdropper"]
+        low, high = heard["auc_interval"]
+        cells = [
+            point["family"] + law,
+            f"{point['effective_noise']:g}" if point["effective_noise"] else "",
+            f"{point['accuracy']:.3f} ({point['low']:.3f} to {point['high']:.3f})",
+            *(
+                "{:.0%} ({:.0%} to {:.0%})".format(x["top1"], *x["top1_interval"])
+                for x in found.values()
+            ),
+            f"{heard['auc']:.3f} ({low:.2f} to {high:.2f})",
+            *("none read" if x["error"] is None else f"{x['error']:.3g}" for x in found.values()),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
 def _got(found: Data) -> str:
     error = "none read" if found["error"] is None else f"error {found['error']:.3g}"
     return f"{found['top1']:.0%} first, {error}"
