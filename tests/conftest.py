@@ -1,6 +1,7 @@
 """Settings that every test shares."""
 
 import contextlib
+import signal
 import sys
 from pathlib import Path
 
@@ -11,6 +12,10 @@ from command_line import CommandLine, Done
 
 # The cores belong to the test workers; threads inside each would only compete.
 torch.set_num_threads(1)
+
+# A shell has its background jobs ignore Ctrl-C, and programs that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 with contextlib.suppress(ImportError):
     from hypothesis import settings
