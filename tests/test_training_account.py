@@ -1,4 +1,4 @@
-"""The entry that a ledger holds of a training is never too small, whoever reports first."""
+"""The entry that a ledger holds of a training is never too small, whichever agent reports first."""
 
 from pathlib import Path
 from typing import Any

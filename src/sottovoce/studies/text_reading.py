@@ -139,7 +139,7 @@ def read_proved(
 
 
 def permitted_area(multiplier: float, candidates: int) -> float:
-    """The largest AUC of a passage ranked among so many others, its noise having a multiplier.
+    """The largest AUC of a passage ranked among this many others, at a noise multiplier.
 
     Without the passage any of them is as likely to be among the best k as any other, with a
     probability of k / (candidates + 1), which the proof lets grow as `_permitted` says.
@@ -149,7 +149,7 @@ def permitted_area(multiplier: float, candidates: int) -> float:
 
 
 def _permitted(multiplier: float, chance: float) -> float:
-    """The most true positives at so many false ones, the others in the batch being known.
+    """The most true positives at this many false ones, the others in the batch being known.
 
     Of one round in which the passage was used, where no sampling hides whether it was: a test
     between two normal distributions with the means 0 and 1 / multiplier.

@@ -76,7 +76,7 @@ class Setup:
 
     @property
     def commonest(self) -> float:
-        """The accuracy of whoever answers with the commonest label."""
+        """The accuracy of always answering with the commonest label."""
         labels = self.public[1]
         return int(labels.bincount().max()) / len(labels)
 
