@@ -1,5 +1,6 @@
 """Problems: gradients against their objectives, optima, and data that is refused."""
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.errors import ProblemError
-from sottovoce.problems import Estimation, Logistic, Quadratic
+from sottovoce.problems import Estimation, Logistic, Quadratic, logistic
 from sottovoce.problems.base import ConvexProblem
 from sottovoce.randomness import Streams, private_streams
 
@@ -273,6 +274,30 @@ def _matrix(*shape: int) -> Tensor:
 def test_unusable_data_is_refused(make: Callable[[], ConvexProblem], message: str) -> None:
     with pytest.raises(ProblemError, match=message):
         make()
+
+
+def test_samples_give_one_gradient_where_they_lie_and_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = Logistic.random(4, 7, n=10, batch=6)
+    streams = private_streams(2, 4, insecure_seed=0)
+    state = torch.randn(2, 4, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    chosen = streams.integers("data", 1, 6, 10)
+    rows = problem._rows.view(4, 10, 7)
+    wanted = problem.regularisation * state
+    for run, agent in itertools.product(range(2), range(4)):
+        drawn = rows[agent, chosen[run, agent]]
+        wanted[run, agent] += torch.sigmoid(drawn @ state[run, agent]) @ drawn / 6
+
+    def found() -> Tensor:
+        return problem.gradient(state, streams, 1, torch.empty_like(state))
+
+    assert torch.allclose(found(), wanted, rtol=1e-12)
+    diverged = problem.gradient(state * math.nan, streams, 1, torch.empty_like(state))
+    assert diverged.isnan().all()
+    assert torch.allclose(found(), wanted, rtol=1e-12), "a diverged round left something behind"
+    monkeypatch.setattr(logistic, "_SHARED_CACHE", 0)
+    assert torch.allclose(found(), wanted, rtol=1e-12)
 
 
 def test_logistic_gradients_of_many_runs_are_those_of_few() -> None:

@@ -7,7 +7,6 @@ is added. Where shares are drawn coordinate by
 coordinate, they are taken from Wx a few senders at a time.
 """
 
-import warnings
 from abc import ABC, abstractmethod
 
 import torch
@@ -23,6 +22,7 @@ from sottovoce.mechanisms.fixed_point import STEP, beyond, largest, to_numbers, 
 from sottovoce.mechanisms.flow import Flow
 from sottovoce.mechanisms.reference import Gather, See, by_messages, make_messages, split_step
 from sottovoce.problems.base import room_like
+from sottovoce.problems.sparse import sparse_matrix
 from sottovoce.randomness import Ahead, DeviceStreams
 
 _DENSE_AGENTS = {True: 24, False: 64}
@@ -37,8 +37,8 @@ _MOST_NEIGHBOURS = 32
 _BLOCK_NUMBERS = {True: 1 << 15, False: 1 << 24}
 """Shares held at a time on a CPU, whose cache they should not leave, and elsewhere."""
 
-_PLANNED_NUMBERS = 1 << 10
-"""Coefficients of links computed at a time, those of many rounds where one round has few."""
+_PLANNED_NUMBERS = 1 << 13
+"""Entries of B held at a time, those of many rounds where one round has few."""
 
 LARGE = 1 << 28
 """Bytes of states from which on random access to agents is faster in huge pages."""
@@ -52,8 +52,11 @@ def room_for(state: Tensor) -> Tensor:
 class Mixer(ABC):
     """Combines states and steps; the coefficients are those of `graph.routes()`.
 
-    state, step, out: (runs, agents, d), `out` not overlapping the others.
+    state, step, out: (runs, agents, d), `out` not overlapping the others. entries: how many numbers
+    hold B.
     """
+
+    entries: int
 
     def combine(self, state: Tensor, step: Tensor, out: Tensor, shares: Tensor | None) -> None:
         """out = W state - B step; `shares` holds B's entries (runs, routes), None means B = I."""
@@ -96,9 +99,10 @@ class DenseMixer(Mixer):
 
     def __init__(self, graph: Graph, runs: int, dtype: torch.dtype, device: torch.device) -> None:
         routes = graph.routes().to(device)
-        self._entries = routes.receiver * graph.agents + routes.sender
+        self._places = routes.receiver * graph.agents + routes.sender
         mixing = torch.from_numpy(graph.mixing.toarray()).to(device, dtype)
         self.mixing = mixing.expand(runs, -1, -1)
+        self.entries = self.mixing.numel()
         self._splittings = torch.zeros(0, *self.mixing.shape, dtype=dtype, device=device)
 
     def splittings(self, shares: Tensor) -> Tensor:
@@ -107,7 +111,7 @@ class DenseMixer(Mixer):
         if len(self._splittings) != rounds:
             self._splittings = self._splittings.new_zeros(rounds, *self.mixing.shape)
         numbers = shares.to(self._splittings.dtype)
-        self._splittings.view(len(shares), -1).index_copy_(1, self._entries, numbers)
+        self._splittings.view(len(shares), -1).index_copy_(1, self._places, numbers)
         return self._splittings
 
     def mix(self, state: Tensor, out: Tensor) -> None:
@@ -128,16 +132,14 @@ class SparseMixer(Mixer):
         self._rows = pad((ends + entries * run).flatten(), (1, 0)).to(device)
         self._columns = (columns + agents * run).flatten().to(device)
         weight = torch.from_numpy(graph.mixing.data).to(device, dtype)
-        self._mixing = self._matrix(weight.repeat(runs), agents * runs)
-        self._splitting = self._matrix(torch.zeros_like(self._mixing.values()), agents * runs)
-        self._entries = self._splitting.values()
+        self._mixing = self._matrix(weight.repeat(runs))
+        self._splitting = self._matrix(torch.zeros_like(self._mixing.values()))
+        self._values = self._splitting.values()
+        self.entries = len(self._values)
 
-    def _matrix(self, values: Tensor, size: int) -> Tensor:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Sparse", UserWarning)
-            return torch.sparse_csr_tensor(
-                self._rows, self._columns, values, (size, size), check_invariants=False
-            )
+    def _matrix(self, values: Tensor) -> Tensor:
+        size = len(self._rows) - 1
+        return sparse_matrix(self._rows, self._columns, values, (size, size))
 
     def mix(self, state: Tensor, out: Tensor) -> None:
         flat = out.flatten(0, 1)
@@ -145,10 +147,10 @@ class SparseMixer(Mixer):
 
     def splittings(self, shares: Tensor) -> Tensor:
         """The entries of B in some rounds: (rounds, runs * routes)."""
-        return shares.to(self._entries.dtype).view(-1, len(self._entries))
+        return shares.to(self._values.dtype).view(-1, self.entries)
 
     def subtract(self, splitting: Tensor, step: Tensor, out: Tensor) -> None:
-        self._entries.copy_(splitting)
+        self._values.copy_(splitting)
         flat = out.flatten(0, 1)
         torch.addmm(flat, self._splitting, step.flatten(0, 1), alpha=-1.0, out=flat)
 
@@ -166,9 +168,8 @@ class Product:
     def __init__(self, mechanism: Mechanism, graph: Graph, like: Flow) -> None:
         self._mixer, self._public = mixer(graph, like), _Public(mechanism, like)
         self._buffers, self._split = _Buffers(mechanism, like), mechanism.split
-        numbers = len(like.x) * len(like.routes.sender)
         planned = self._public.private and mechanism.split.timeless and like.x.device.type == "cpu"
-        self._ahead = Ahead(max(1, _PLANNED_NUMBERS // numbers) if planned else 1)
+        self._ahead = Ahead(max(1, _PLANNED_NUMBERS // self._mixer.entries) if planned else 1)
 
     def __call__(self, flow: Flow) -> Tensor:
         out = self._buffers.instead_of(flow.x)
