@@ -131,6 +131,26 @@ def test_blocks_of_senders_and_runs_draw_the_same(monkeypatch: pytest.MonkeyPatc
         assert flow.asked == whole.asked
 
 
+def test_noise_of_an_edge_is_drawn_once_for_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sottovoce.mechanisms.flow._BLOCK_NUMBERS", {True: 3 * 7 * 2})
+    drawn: list[int] = []
+    draw = CipherStreams.exact_normal
+
+    def exact_normal(self, purpose, round, count, dtype):
+        drawn.append(len(self.runs) * len(self.agents) * count)
+        return draw(self, purpose, round, count, dtype)
+
+    monkeypatch.setattr(CipherStreams, "exact_normal", exact_normal)
+    apart, together = flow_of(ring(5), 7), flow_of(ring(5), 7)
+    EdgeNoise(0.3)(together)
+    assert sum(drawn) == 3 * 5 * 7
+    drawn.clear()
+    monkeypatch.setattr("sottovoce.mechanisms.flow._SHARED_NUMBERS", 0)
+    EdgeNoise(0.3)(apart)
+    assert sum(drawn) > 3 * 5 * 7
+    assert torch.equal(apart.s, together.s)
+
+
 def test_edge_noise_refuses_agents_with_different_stepsizes() -> None:
     apart = Stepsize(Power((0.1, 0.1, 0.2, 0.1, 0.1)), Deterministic())
     own = Stepsize(Custom(lambda k: 1 / k), Deterministic())

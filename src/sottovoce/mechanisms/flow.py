@@ -19,6 +19,8 @@ from sottovoce.stepsizes import Stepsize
 
 _BLOCK_NUMBERS = {True: 1 << 16, False: 1 << 25}
 """Draws for a proof held at a time, one for each route: on a CPU, and elsewhere."""
+_SHARED_NUMBERS = 1 << 21
+"""Likewise on a CPU, of numbers that both ends of an edge take: to draw them twice costs more."""
 
 
 class Scope(Enum):
@@ -130,13 +132,14 @@ class Flow:
             return
         self.streams.add_normal_(tensor, deviation, self.named(purpose), self.at.round)
 
-    def add_exactly(self, noise: Callable[["Flow"], Tensor]) -> None:
+    def add_exactly(self, noise: Callable[["Flow"], Tensor], shared: bool = False) -> None:
         """Add to `s` in float64 what `noise` makes of a flow, and round afterwards, in place.
 
         noise: gives (runs, senders, d) in float64 for the flow that it gets, which may be some runs
-        and senders of this one, so that little of it is held at a time.
+        and senders of this one, so that little of it is held at a time. shared: whether both ends
+        of an edge take its numbers, so that senders stay together where memory allows.
         """
-        for runs, senders, routes, streams in self._blocks():
+        for runs, senders, routes, streams in self._blocks(shared):
             x, s = self.x[runs, senders], self.s[runs, senders]
             part = Flow(x, s, routes, streams, self.stepsize, self.at, asked=self.asked)
             if s.dtype == torch.float64:
@@ -144,10 +147,13 @@ class Flow:
             else:
                 s.copy_(noise(part).add_(s))
 
-    def _blocks(self) -> list[tuple[slice, slice, Routes, Streams]]:
+    def _blocks(self, shared: bool = False) -> list[tuple[slice, slice, Routes, Streams]]:
         """Runs and senders to draw for in turn, as many as memory for draws holds."""
         whole, (runs, senders, d) = slice(None), self.s.shape
-        rows = _BLOCK_NUMBERS[self.s.device.type == "cpu"] // max(1, self.routes.slots * d)
+        each = max(1, self.routes.slots * d)
+        rows = _BLOCK_NUMBERS[self.s.device.type == "cpu"] // each
+        if shared and rows < senders and senders * each <= _SHARED_NUMBERS:
+            rows = senders
         if rows >= runs * senders or runs * senders == 1:
             return [(whole, whole, self.routes, self.streams)]
         at_once, together = max(1, min(rows, senders)), max(1, rows // senders)

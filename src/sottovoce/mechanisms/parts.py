@@ -60,7 +60,7 @@ class Shares(Split):
     def _raw(self, flow: Flow) -> Tensor:
         """Numbers in proportion to the coefficients: (runs, routes, 1 or d)."""
         if self.rule in ("uniform", "dirichlet", "coordinate"):
-            drawn = 1.0 - flow.uniform(Scope.LINK, "mixing", single=self.scalar)
+            drawn = flow.uniform(Scope.LINK, "mixing", single=self.scalar).neg_().add_(1.0)
             return -torch.log(drawn) + _TINY if self.rule == "dirichlet" else drawn
         return self._public(flow.routes).expand(len(flow.s), -1).unsqueeze(-1)
 
@@ -169,6 +169,7 @@ class StepNoise(Part):
     linear: ClassVar[bool] = True
     by_coordinate: ClassVar[bool] = True
     keeps_average: ClassVar[bool] = False
+    shared: ClassVar[bool] = False
     noise: float = 1e-2
 
     def __post_init__(self) -> None:
@@ -180,7 +181,7 @@ class StepNoise(Part):
         if flow.in_kernel:
             self._add_in_kernel(flow)
         else:
-            flow.add_exactly(self._drawn)
+            flow.add_exactly(self._drawn, self.shared)
 
     def _sizes(self, flow: Flow) -> Tensor:
         return self.noise * flow.mean_stepsize.double()
@@ -203,6 +204,7 @@ class EdgeNoise(StepNoise):
     """
 
     keeps_average: ClassVar[bool] = True
+    shared: ClassVar[bool] = True
 
     def _add_in_kernel(self, flow: Flow) -> None:
         now = {flow.at.round: 1.0}
