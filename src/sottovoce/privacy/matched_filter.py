@@ -111,12 +111,19 @@ class Matcher:
         near, batch = self.interference(centre), self.knowledge.inputs.batch_size
         # In units of one record's gradient, without what the rest of the batch has as mean.
         seen = batch * seen - (batch - 1) * near.mean * sight.scale_known
-        inner = torch.cat([seen @ one.T for one in self._rows(centre)], 1).double()
-        if self._measured is None or self._measured[0] is not near:
-            norms = torch.cat([one.square().sum(1) for one in self._rows(centre)]).double()
-            own = torch.cat([near.along(one) for one in self._rows(centre)])
-            self._measured = near, norms, own
-        products, lengths = near.scores(seen, others.to(seen), inner, *self._measured[1:])
+        fresh = self._measured is None or self._measured[0] is not near
+        inner, norms, own = [], [], []
+        # Gradients that are not kept cost more than all that is made of them: once is enough.
+        for one in self._rows(centre):
+            inner.append(seen @ one.T)
+            if fresh:
+                norms.append(one.square().sum(1))
+                own.append(near.along(one))
+        if fresh:
+            self._measured = near, torch.cat(norms).double(), torch.cat(own)
+        assert self._measured
+        given = torch.cat(inner, 1).double(), *self._measured[1:]
+        products, lengths = near.scores(seen, others.to(seen), *given)
         if sight.scale_known:
             return products - lengths / 2
         return products.square() / lengths.clamp_min(_TINY) / 2
