@@ -14,10 +14,11 @@ from sottovoce.privacy.readers.metrics import success_rate
 from sottovoce.problems.data.models import paper_cnn
 from sottovoce.storage.execution import Execution
 from sottovoce.studies import hidden_states
+from sottovoce.studies.audited import ImageAuditSettings, audit_study
 from sottovoce.studies.hidden_states import StatesSettings, states_study
 from sottovoce.studies.images import Images
 from sottovoce.studies.leakage import LeakageSettings, findings, leakage_study, verdict
-from sottovoce.studies.noise import NoiseSettings, recovered_under_noise
+from sottovoce.studies.noise import NoiseSettings, attack_table, recovered_under_noise
 from sottovoce.studies.study import Study
 
 DSGD = "DSGD: conventional + dlg"
@@ -142,6 +143,37 @@ def test_noise_on_the_gradient_spoils_the_attack_by_degrees():
     assert errors[0] < 2
     assert errors == sorted(errors)
     assert errors[2] > 50
+
+
+def test_the_row_of_attacks_is_made_from_an_audits_data():
+    asked = ImageAuditSettings(
+        algorithm=("noisy-dsgd:0", "noisy-dsgd:1"),
+        stepsize="0.05",
+        attack=("least-squares",),
+        method=("dlg",),
+        rounds="10",
+        targets=2,
+        iterations=60,
+        restarts=1,
+        candidates=0,
+        pairs=0,
+        insecure_seed=0,
+    )
+    table = attack_table(audit_study(asked).data)
+    (quiet, error, paper, recovered, right), (loud, worse, *_) = table.rows
+    assert (quiet, paper, loud) == ("0", "3.03e-07", "1")
+    assert float(error) < 5 < 50 < float(worse)
+    assert (recovered, right) == ("2 of 2", "2 of 2")
+
+
+@pytest.mark.parametrize(
+    ("model", "unconfined", "confined"),
+    [("small", False, False), ("paper", False, True), ("paper", True, False)],
+)
+def test_dlg_leaves_the_pixel_range_of_the_papers_cnn_only_if_asked_to(model, unconfined, confined):
+    asked = ImageAuditSettings(model=model, unconfined=unconfined, method=("dlg",))
+    (reader,) = asked.questions().readers
+    assert reader.confined is confined
 
 
 def test_glorot_weights_stay_in_their_bounds_and_differ_by_run():

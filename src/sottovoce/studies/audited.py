@@ -68,6 +68,9 @@ class ImageAuditSettings(Images, Attacking, OnGraph):
     membership_rounds: int = option(200, "Rounds of these trainings.", min=1)
     membership_runs: int = option(32, "How many of them.", min=8)
     membership_records: int = option(100, "Records of an agent, half of them used.", min=2)
+    unconfined: bool = option(
+        False, "Let dlg leave the pixel range, as the paper's attacker may.", option="--unconfined"
+    )
     load: str | None = option(None, "Attack a recording that --save wrote, not a fresh run.")
     save: str | None = option(None, "Keep the recording here; it holds every secret.")
 
@@ -76,7 +79,7 @@ class ImageAuditSettings(Images, Attacking, OnGraph):
 
     def questions(self) -> AuditSettings:
         """The settings of `audit`, with objects in place of their names."""
-        search, confined = self.search(), self.model == "paper"
+        search, confined = self.search(), self.model == "paper" and not self.unconfined
         who = [
             parse_adversary(text, self.knows, links)
             for text in self.adversary

@@ -10,6 +10,7 @@ from sottovoce.charts import Series, banded, line_chart
 from sottovoce.mechanisms import PDSGD, NoisyDSGD
 from sottovoce.privacy.attacks import LeastSquares
 from sottovoce.privacy.auditor import AuditSettings, Row, audit
+from sottovoce.privacy.auditor.rows import CONTROL
 from sottovoce.privacy.readers import Dlg
 from sottovoce.stepsizes import Deterministic, Experiment, Power, Stepsize
 from sottovoce.storage.execution import Execution
@@ -141,6 +142,21 @@ def recovered_under_noise(settings: NoiseSettings) -> dict[float, Row]:
         level: audit(problem, NoisyDSGD(level), graph, inputs, questions).rows[0]
         for level in settings.levels
     }
+
+
+def attack_table(audited: Data) -> Table:
+    """Table I's row of attacks beside the paper's, from an audit of NoisyDSGD at several levels."""
+    rows = []
+    for row in audited["rows"]:
+        name, _, level = row["algorithm"].partition(":")
+        if name != "noisy-dsgd" or row["inversion"] != Dlg.name or row["adversary"] == CONTROL:
+            continue
+        error, stated = row["median_error"], PAPER_DLG_ERRORS.get(float(level))
+        told = f"{row['recovered']} of {row['attacked']}"
+        right = f"{row['labels_correct']} of {row['attacked']}"
+        rows.append((f"{float(level):g}", *_cells((error, stated), ".3g"), told, right))
+    headings = ("noise", "DLG error, median", "paper", "recovered", "labels right")
+    return Table("DLG under gradient noise", headings, rows)
 
 
 def _attack_findings(errors: Mapping[float, float | None]) -> list[str]:
