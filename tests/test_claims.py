@@ -331,6 +331,13 @@ def test_noise_is_planned_for_the_asked_epsilon():
     assert 2.9 < proved.epsilon <= 3.0
 
 
+def test_long_trainings_on_text_take_larger_steps_where_nothing_is_clipped():
+    lines = {line.name: line for line in REFERENCE}
+    small, full = (Setup("text", ClaimsSettings(full=full)) for full in (False, True))
+    for name, scales in {"dsgd": (12, 20), "wang-nedic": (12, 20), "ldp-dsgd": (40, 40)}.items():
+        assert tuple(lines[name].stepsize(one).mean(1) for one in (small, full)) == scales
+
+
 def test_every_line_and_adversary_that_the_table_promises_is_there():
     assert {line.claim.says for line in REFERENCE} >= {
         CLAIMS[name].says for name in ("decor", "zip-dl")

@@ -16,7 +16,7 @@ from sottovoce.privacy.knowledge import Inputs
 from sottovoce.privacy.planning import FAMILIES, Target, meet
 from sottovoce.problems import ModuleProblem
 from sottovoce.stepsizes import LAWS, Power, Stepsize
-from sottovoce.studies.claims.settings import DATA, ClaimsSettings, Sizes
+from sottovoce.studies.claims.settings import DATA, FULL, ClaimsSettings, Sizes
 from sottovoce.studies.images import Images
 from sottovoce.studies.training import Training
 
@@ -26,6 +26,8 @@ _SCALES = {
     True: {"census": 10.0, "text": 40.0, "images": 5.0},
 }
 """c in the mean stepsize c/k^exponent of each workload; clipped gradients need larger ones."""
+_LONG_SCALES = {"text": 20.0}
+"""c of unclipped trainings of the full table's length, which make up for larger first steps."""
 
 
 class Setup:
@@ -110,7 +112,10 @@ class Line:
 
     def stepsize(self, setup: Setup) -> Stepsize:
         law = LAWS[self.law] if self.law else self._unplanned.default_stepsize.law
-        return Stepsize(Power(_SCALES[self.clips][setup.name], self.exponent), law)
+        scale = _SCALES[self.clips][setup.name]
+        if not self.clips and setup.sizes.rounds >= FULL.rounds:
+            scale = _LONG_SCALES.get(setup.name, scale)
+        return Stepsize(Power(scale, self.exponent), law)
 
     def mechanism(self, setup: Setup) -> Mechanism:
         """The chain, with as much noise as the asked ε needs where it is planned."""
