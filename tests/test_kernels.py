@@ -17,7 +17,7 @@ from kernels import CPU, CUDA, DEVICE, in_plain_torch, needs_triton, on_gpu
 from sottovoce import DSGD, PDSGD, ModuleProblem, Power, Stepsize, complete, ring, simulate
 from sottovoce.errors import ProblemError
 from sottovoce.kernels import convolution, interpreted, philox, usable
-from sottovoce.kernels.convolution import After
+from sottovoce.kernels.convolution import After, Gradient
 from sottovoce.kernels.mixing import Factors, mix_
 from sottovoce.mechanisms import Clip, Clock, Flow, Mechanism, NoisyDSGD
 from sottovoce.problems import Compute
@@ -289,7 +289,8 @@ def test_input_gradients_of_whole_numbers_are_exact(inputs, outputs, pool):
 
     def backward(dz, weight, lower, index):
         places = index if pool else None
-        return convolution.input_gradient(dz, weight, lower, places, After("relu", pool), True)
+        after = After("relu", pool)
+        return convolution.input_gradient(Gradient(dz), weight, lower, places, after, True)
 
     gpu_and_cpu(backward, dz, weight, lower, index)
 
@@ -299,7 +300,7 @@ def test_input_gradients_of_whole_numbers_are_exact(inputs, outputs, pool):
 def test_weight_gradients_of_whole_numbers_are_exact(inputs, outputs):
     def gradient(x, dz):
         rows = torch.full((2, 9 * inputs * outputs + 3), torch.nan, device=x.device)
-        convolution.weight_gradient(x, dz, rows[:, 3:].view(2, outputs, inputs, 3, 3))
+        convolution.weight_gradient(x, Gradient(dz), rows[:, 3:].view(2, outputs, inputs, 3, 3))
         return rows[:, 3:]
 
     gpu_and_cpu(gradient, whole_numbers(2, 3, 6, 10, inputs), whole_numbers(2, 3, 6, 10, outputs))
@@ -331,7 +332,10 @@ def test_first_layers_and_dense_gradients_of_whole_numbers_are_exact():
         return out
 
     def unflatten(gradient, outputs, index):
-        return convolution.unflatten(gradient, outputs, index, After("relu", True, True))
+        after = After("relu", True, True)
+        spread, total = convolution.unflatten(gradient, outputs, index, after)
+        pooled, _ = convolution.unflatten(gradient, outputs, index, after, pooled=True)
+        return spread.values, total, *pooled
 
     gpu_and_cpu(forward, x, weight, bias)
     gpu_and_cpu(backward, x, dz)

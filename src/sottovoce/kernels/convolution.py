@@ -6,17 +6,19 @@ derivatives in the backward pass. Patches are never stored. On a GPU with Triton
 elsewhere plain torch computes the same, which is also what the kernels are tested against.
 
 A max pool's `index` says which of the four entries of a window was the largest (0 to 3, by rows).
-Sums are float32 at least, whatever type the images have.
+Sums are float32 at least, whatever type the images have. Some GPUs have kernels of their own in
+`sottovoce.kernels.hopper`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
-from sottovoce.kernels import interpreted, usable
+from sottovoce.kernels import hopper, interpreted, usable
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
@@ -40,6 +42,29 @@ class After:
     flat: bool = False
 
 
+class Gradient(NamedTuple):
+    """The loss's gradient with respect to a convolution's sums, channels last.
+
+    values: (replicas, images, H, W, channels); or behind a max pool, (.., H / 2, W / 2, ..): those of
+    each window's largest entry, all others are 0. largest: the pool's index, then.
+    """
+
+    values: Tensor
+    largest: Tensor | None = None
+
+    def everywhere(self) -> Tensor:
+        """The gradient with respect to every sum, (replicas, images, H, W, channels)."""
+        return self.values if self.largest is None else _spread(self.values, self.largest)
+
+
+def takes_pooled(x: Tensor, outputs: int) -> bool:
+    """Whether gradients of x's convolution are best left behind their max pool, not spread.
+
+    x: (replicas, images, H, W, inputs), the inputs of a convolution after the first.
+    """
+    return hopper.serves(x, outputs)
+
+
 def convolve(x: Tensor, weight: Tensor, bias: Tensor, after: After) -> tuple[Tensor, Tensor | None]:
     """Convolve, activate and pool; return the outputs and the pool's index.
 
@@ -47,6 +72,8 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor, after: After) -> tuple[Ten
     any stride; bias: (replicas, outputs), likewise. Outputs: (replicas, images, H', W', outputs),
     or (replicas, images, outputs, H', W') if `after.flat`.
     """
+    if hopper.serves(x, weight.shape[1]):
+        return hopper.convolve(x, weight, bias, after)
     if usable(x.device):
         out, index = _outputs(x, weight.shape[1], x.shape[2], x.shape[3], after)
         _launch(x, weight, bias, None, index, out, after, total=False)
@@ -81,38 +108,50 @@ def convolve_first(
 
 
 def input_gradient(
-    dz: Tensor, weight: Tensor, lower: Tensor, index: Tensor | None, after: After, total: bool
+    dz: Gradient,
+    weight: Tensor,
+    lower: Tensor,
+    index: Tensor | None,
+    after: After,
+    total: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Gradient with respect to the lower layer's sums, and if asked its total over all pixels.
 
-    dz: (replicas, images, H, W, outputs); weight: as in `convolve`; lower: the lower layer's
-    outputs (replicas, images, H, W, inputs) behind what is `after` it; through a max pool, whose
-    `index` it takes, the gradient goes back to (replicas, images, 2H, 2W, inputs).
+    weight: as in `convolve`; lower: the lower layer's outputs (replicas, images, H, W, inputs) behind
+    what is `after` it; through a max pool, whose `index` it takes, the gradient goes back to
+    (replicas, images, 2H, 2W, inputs).
     """
-    if usable(dz.device):
+    if hopper.serves(lower, dz.values.shape[-1]):
+        return hopper.input_gradient(*dz, weight, lower, index, after, total)
+    spread = dz.everywhere()
+    if usable(spread.device):
         replicas, images, H, W, inputs = lower.shape
         scale = 1 if index is None else 2
-        out = dz.new_empty(replicas, images, scale * H, scale * W, inputs)
-        return out, _launch(dz, weight, None, lower, index, out, after, total)
-    flipped = weight.permute(0, 3, 4, 1, 2).flip(1, 2).to(dz.dtype)
-    gradient = _plain(dz, flipped) * slope(lower, after.activation)
+        out = spread.new_empty(replicas, images, scale * H, scale * W, inputs)
+        return out, _launch(spread, weight, None, lower, index, out, after, total)
+    flipped = weight.permute(0, 3, 4, 1, 2).flip(1, 2).to(spread.dtype)
+    gradient = _plain(spread, flipped) * slope(lower, after.activation)
     added = gradient.sum((1, 2, 3)) if total else None
     return (gradient if index is None else _spread(gradient, index)), added
 
 
-def weight_gradient(x: Tensor, dz: Tensor, out: Tensor) -> None:
+def weight_gradient(x: Tensor, dz: Gradient, out: Tensor) -> None:
     """Write Σ dz ⊗ shifted x to `out`, (replicas, outputs, inputs, 3, 3) rows of any stride.
 
-    x: (replicas, images, H, W, inputs); dz: (replicas, images, H, W, outputs).
+    x: (replicas, images, H, W, inputs).
     """
     replicas, images, H, W, inputs = x.shape
+    outputs = dz.values.shape[-1]
+    if hopper.serves(x, outputs):
+        hopper.weight_gradient(x, *dz, out)
+        return
+    spread = dz.everywhere()
     if usable(x.device):
         from sottovoce.kernels.device import weights as device
 
-        outputs = dz.shape[-1]
         block, warps, stages = _weight_tiling(outputs, x.dtype)
         device.weight_gradient[(3, replicas)](
-            x, dz, out, images, x.stride(0), dz.stride(0), out.stride(0),
+            x, spread, out, images, x.stride(0), spread.stride(0), out.stride(0),
             H, W, inputs, outputs, outputs < 64, "tf32", block,
             num_warps=warps, num_stages=stages,
         )  # fmt: skip
@@ -121,7 +160,28 @@ def weight_gradient(x: Tensor, dz: Tensor, out: Tensor) -> None:
     for dy in range(3):
         for dx in range(3):
             shifted = padded[:, :, dy : dy + H, dx : dx + W]
-            out[..., dy, dx] = dz.flatten(1, 3).mT @ shifted.flatten(1, 3)
+            out[..., dy, dx] = spread.flatten(1, 3).mT @ shifted.flatten(1, 3)
+
+
+def first_gradients(
+    dz: Gradient,
+    weight: Tensor,
+    lower: Tensor,
+    after: After,
+    x: Tensor,
+    to: tuple[Tensor, Tensor],
+) -> None:
+    """Write the first layer's gradients, of weights and bias, from the second layer's dz.
+
+    weight: of the second layer; lower: the first layer's outputs, not behind a pool, and x its
+    inputs, channels first. It is `input_gradient` and `first_weight_gradient`, with nothing stored
+    between them where a kernel does both.
+    """
+    if hopper.serves_first(lower, dz.values.shape[-1], x.shape[2]):
+        hopper.first_gradients(*dz, weight, lower, after, x, to)
+        return
+    below, _ = input_gradient(dz, weight, lower, None, after, False)
+    first_weight_gradient(x, below, *to)
 
 
 def first_weight_gradient(x: Tensor, dz: Tensor, out: Tensor, bias: Tensor) -> None:
@@ -130,7 +190,7 @@ def first_weight_gradient(x: Tensor, dz: Tensor, out: Tensor, bias: Tensor) -> N
     x: (replicas, images, inputs, H, W); bias: (replicas, outputs) rows of any stride.
     """
     if not usable(x.device):
-        weight_gradient(x.permute(0, 1, 3, 4, 2), dz, out)
+        weight_gradient(x.permute(0, 1, 3, 4, 2), Gradient(dz), out)
         bias.copy_(dz.sum((1, 2, 3)))
         return
     from sottovoce.kernels.device import weights as device
@@ -149,32 +209,34 @@ def first_weight_gradient(x: Tensor, dz: Tensor, out: Tensor, bias: Tensor) -> N
 
 
 def unflatten(
-    gradient: Tensor, outputs: Tensor, index: Tensor | None, after: After
-) -> tuple[Tensor, Tensor]:
+    gradient: Tensor, outputs: Tensor, index: Tensor | None, after: After, pooled: bool = False
+) -> tuple[Gradient, Tensor]:
     """Gradient with respect to the last convolution's sums, and its total, from that of `outputs`.
 
-    gradient, outputs: (replicas, images, channels, H, W), as `flat` stores them; returns
-    (replicas, images, H, W, channels), or (.., 2H, 2W, ..) behind a max pool.
+    gradient, outputs: (replicas, images, channels, H, W), as `flat` stores them. pooled: whether it
+    stays behind a max pool; it is spread over the pool's windows otherwise.
     """
     if usable(gradient.device):
         from sottovoce.kernels.device import pointwise as device
 
         replicas, images, channels, H, W = outputs.shape
-        wide = 1 if index is None else 2
+        spread = index is not None and not pooled
+        wide = 2 if spread else 1
         dz = outputs.new_empty(replicas, images, wide * H, wide * W, channels)
+        where = None if index is None or spread else torch.empty_like(dz, dtype=index.dtype)
         block, warps = _UNPOOL
         grid = (_ceil(images * H * W, block), replicas)
         added = outputs.new_empty(replicas, grid[0], channels, dtype=torch.float32)
         device.unpool[grid](
-            gradient, outputs, index, dz, added, images,
-            H, W, channels, after.activation, index is not None, block, num_warps=warps,
+            gradient, outputs, index, dz, where, added, images, H, W, channels, after.activation,
+            index is not None, spread, block, num_warps=warps,
         )  # fmt: skip
-        return dz, added.sum(1)
+        return Gradient(dz, where), added.sum(1)
     dz = (gradient * slope(outputs, after.activation)).permute(0, 1, 3, 4, 2)
     total = dz.sum((1, 2, 3))
-    if index is None:
-        return dz.contiguous(), total
-    return _spread(dz, index.permute(0, 1, 3, 4, 2)), total
+    last = None if index is None else index.permute(0, 1, 3, 4, 2).contiguous()
+    found = Gradient(dz.contiguous(), last)
+    return (found if pooled else Gradient(found.everywhere())), total
 
 
 def outer(left: Tensor, right: Tensor, out: Tensor) -> None:

@@ -37,14 +37,15 @@ def slope(a, KIND: tl.constexpr):
 
 @triton.jit
 def unpool(
-    gradient, outputs, index, dz, total, images,
+    gradient, outputs, index, dz, where, total, images,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, ACT: tl.constexpr, POOL: tl.constexpr,
-    BLOCK: tl.constexpr,
+    SPREAD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """From gradients of flattened outputs (images, C, H, W) to those of the sums below them.
 
-    dz: channels last, (images, 2H, 2W, C) behind a max pool; total: sums over pixels,
-    (replicas, programs, C). Grid (blocks of pixels, replicas).
+    dz: channels last, behind a max pool (images, 2H, 2W, C) if SPREAD, else with its index in the
+    same order in `where`; total: sums over pixels, (replicas, programs, C). Grid (blocks of pixels,
+    replicas).
     """
     replica = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -57,7 +58,7 @@ def unpool(
     a = tl.load(outputs + at, mask=inside, other=0.0).to(tl.float32)
     g = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32) * slope(a, ACT)
     g = tl.where(inside, g, 0.0)
-    if POOL:
+    if SPREAD:
         place = tl.load(index + at, mask=inside, other=0).to(tl.int32)
         row = 2 * (pixel // W)
         column = 2 * (pixel % W)
@@ -69,6 +70,8 @@ def unpool(
     else:
         to = start + (m * C)[:, None] + channel[None, :]
         tl.store(dz + to, g.to(dz.dtype.element_ty), mask=inside)
+        if POOL:
+            tl.store(where + to, tl.load(index + at, mask=inside), mask=inside)
     at = replica * tl.num_programs(0) + tl.program_id(0)
     tl.store(total + at * C + channel, tl.sum(g, 0))
 

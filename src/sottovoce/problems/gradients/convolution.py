@@ -15,10 +15,10 @@ from torch.func import grad, vmap
 
 from sottovoce.errors import ProblemError
 from sottovoce.kernels import convolution
-from sottovoce.kernels.convolution import ACTIVATIONS, After
+from sottovoce.kernels.convolution import ACTIVATIONS, After, Gradient
 from sottovoce.mechanisms import Bound
 from sottovoce.problems.gradients.layout import Loss, ParameterLayout, steps_of
-from sottovoce.problems.gradients.sinks import BatchSums, SampleSums, Sink
+from sottovoce.problems.gradients.sinks import BatchSums, SampleSums, Second, Sink
 
 _NAMES = {nn.Sigmoid: "sigmoid", nn.ReLU: "relu", nn.Tanh: "tanh"}
 _MOST_NUMBERS = 2**31 - 1
@@ -195,16 +195,33 @@ class FusedStack:
         outputs, index = held.pop()
         total: Tensor | None
         dz, total = convolution.unflatten(
-            gradient.to(outputs.dtype), outputs, index, self._convolutions[-1].after
+            gradient.to(outputs.dtype),
+            outputs,
+            index,
+            self._convolutions[-1].after,
+            self._stays_pooled(len(self._convolutions) - 1, held, sink),
         )
         for number in reversed(range(1, len(self._convolutions))):
             name, after = self._convolutions[number].name, self._convolutions[number - 1].after
+            weight = parameters[f"{name}.weight"]
             x, index = held.pop()
             sink.convolution(name, x, dz, total)
-            dz, total = convolution.input_gradient(
-                dz, parameters[f"{name}.weight"], x, index, after, number > 1 and sink.wants_totals
+            if number == 1 and index is None:
+                first = Second(dz, weight, x, after)
+                sink.through_second(self._convolutions[0].name, held.pop()[0], first)
+                return
+            pooled = index is not None and self._stays_pooled(number - 1, held, sink)
+            wanted = number > 1 and sink.of_batches
+            below, total = convolution.input_gradient(
+                dz, weight, x, None if pooled else index, after, wanted
             )
-        sink.first(self._convolutions[0].name, held.pop()[0], dz)
+            dz = Gradient(below, index if pooled else None)
+        sink.first(self._convolutions[0].name, held.pop()[0], dz.everywhere())
+
+    def _stays_pooled(self, number: int, held: _Held, sink: Sink) -> bool:
+        """Whether gradients of a layer's sums are left behind its pool: held[-1] are its inputs."""
+        outputs = self._convolutions[number].module.weight.shape[0]
+        return bool(number and sink.of_batches and convolution.takes_pooled(held[-1][0], outputs))
 
 
 def _parse(model: nn.Module) -> tuple[list[_Layer], list[_Layer]] | None:

@@ -5,12 +5,14 @@ dense layers they are (replicas, n, inputs) and (replicas, n, outputs), of convo
 n, H, W, channels); the first convolution's x has its channels first.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from sottovoce.kernels import convolution, samples, usable
+from sottovoce.kernels.convolution import After, Gradient
 from sottovoce.mechanisms import Bound
 from sottovoce.problems.sampling import weights_of
 
@@ -21,23 +23,44 @@ _MOST_BLOCKS = 65_535
 class Sink(Protocol):
     """What the backward pass calls at every layer, by the name of its parameters."""
 
-    wants_totals: bool
-    """Whether `convolution` uses the sum of dz over samples and positions."""
+    of_batches: bool
+    """Whether it adds up whole batches: then it uses the sum of dz over samples and positions, and
+    takes gradients that stay behind a max pool."""
 
     def dense(self, name: str, x: Tensor, dz: Tensor) -> None:
         """A dense layer."""
 
-    def convolution(self, name: str, x: Tensor, dz: Tensor, total: Tensor | None) -> None:
+    def convolution(self, name: str, x: Tensor, dz: Gradient, total: Tensor | None) -> None:
         """A convolution after the first."""
 
     def first(self, name: str, x: Tensor, dz: Tensor) -> None:
         """The first convolution."""
 
+    def through_second(self, name: str, x: Tensor, second: "Second") -> None:
+        """The first convolution, without a pool, by what the second one passes on."""
+
+
+@dataclass(frozen=True)
+class Second:
+    """A second convolution's gradient, weights, and inputs, which the first gave `after` its sums."""
+
+    dz: Gradient
+    weight: Tensor
+    lower: Tensor
+    after: After
+
+    def below(self) -> Tensor:
+        """The gradient with respect to the first convolution's sums."""
+        found, _ = convolution.input_gradient(
+            self.dz, self.weight, self.lower, None, self.after, False
+        )
+        return found
+
 
 class BatchSums:
     """The gradients of whole batches, straight to their places in flat rows."""
 
-    wants_totals = True
+    of_batches = True
 
     def __init__(self, gradients: dict[str, Tensor]) -> None:
         self._gradients = gradients
@@ -47,14 +70,21 @@ class BatchSums:
         self._gradients[f"{name}.bias"].copy_(dz.sum(1, dtype=to.dtype))
         convolution.outer(dz, x, to)
 
-    def convolution(self, name: str, x: Tensor, dz: Tensor, total: Tensor | None) -> None:
+    def convolution(self, name: str, x: Tensor, dz: Gradient, total: Tensor | None) -> None:
         convolution.weight_gradient(x, dz, self._gradients[f"{name}.weight"])
         if total is not None:
             self._gradients[f"{name}.bias"].copy_(total)
 
     def first(self, name: str, x: Tensor, dz: Tensor) -> None:
-        to = self._gradients[f"{name}.weight"], self._gradients[f"{name}.bias"]
-        convolution.first_weight_gradient(x, dz, *to)
+        convolution.first_weight_gradient(x, dz, *self._first(name))
+
+    def through_second(self, name: str, x: Tensor, second: Second) -> None:
+        convolution.first_gradients(
+            second.dz, second.weight, second.lower, second.after, x, self._first(name)
+        )
+
+    def _first(self, name: str) -> tuple[Tensor, Tensor]:
+        return self._gradients[f"{name}.weight"], self._gradients[f"{name}.bias"]
 
 
 class SampleSums:
@@ -64,7 +94,7 @@ class SampleSums:
     layer has been seen.
     """
 
-    wants_totals = False
+    of_batches = False
 
     def __init__(self, gradients: dict[str, Tensor]) -> None:
         self._gradients = gradients
@@ -80,13 +110,13 @@ class SampleSums:
         self._norms.append(torch.hypot(length, torch.ones_like(length)) * slope)
         self._dense.append((name, x, dz))
 
-    def convolution(self, name: str, x: Tensor, dz: Tensor, total: Tensor | None) -> None:
+    def convolution(self, name: str, x: Tensor, dz: Gradient, total: Tensor | None) -> None:
         each, totals, squares = samples.weight_gradients(
-            x.flatten(0, 1), dz.flatten(0, 1), self._gradients[f"{name}.weight"].dtype
+            x.flatten(0, 1), dz.everywhere().flatten(0, 1), self._gradients[f"{name}.weight"].dtype
         )
-        self._norms.append(squares.sqrt().view(dz.shape[:2]))
+        self._norms.append(squares.sqrt().view(x.shape[:2]))
         self._convolutions.append((name, each))
-        self._each.append((f"{name}.bias", totals.unflatten(0, dz.shape[:2])))
+        self._each.append((f"{name}.bias", totals.unflatten(0, x.shape[:2])))
 
     def first(self, name: str, x: Tensor, dz: Tensor) -> None:
         like = self._gradients[f"{name}.weight"], self._gradients[f"{name}.bias"]
@@ -98,6 +128,9 @@ class SampleSums:
             each = one.flatten(1).unflatten(0, dz.shape[:2])
             self._norms.append(torch.linalg.vector_norm(each, dim=-1))
             self._each.append((f"{name}.{kind}", each))
+
+    def through_second(self, name: str, x: Tensor, second: Second) -> None:
+        self.first(name, x, second.below())
 
     def add_up(self, present: Tensor, bound: Bound) -> None:
         """Write the weighted sums of all layers; present: (replicas, n)."""

@@ -1,0 +1,470 @@
+// A 3x3 "same" convolution with weights of every replica's own, and what follows it.
+//
+// One block computes one replica; each of its GROUPS groups of 128 threads has windows of its own, so
+// that the copies and results of one group pass while another multiplies.
+//
+// MODE: forward "STORE", "POOL" (largest of each window and its place), "FLAT" (the same, channels
+// outermost); backward, to the sums of the lower layer, "SLOPE", or "SPREAD" over its pool's windows.
+// ACT: the activation forward, or the lower layer's backward. POOLED: whether x is a gradient behind a
+// max pool, given by the largest entries alone. FIRST: if not 0, the lower layer is the first, with so
+// many input channels; what comes out is its weights' gradient.
+
+enum { STORE, POOL, FLAT, SLOPE, SPREAD };
+enum { IDENTITY, SIGMOID, RELU, TANH };
+
+constexpr bool BACKWARD = MODE == SLOPE || MODE == SPREAD;
+constexpr int BUFFER = 4 * REACHED * IN * 2;
+constexpr bool PAIRS = OUT == 32;  // one product takes two neighbouring outputs of a line
+constexpr int ACROSS_TAPS = PAIRS ? 5 : 3;
+constexpr int WEIGHTS = 3 * ACROSS_TAPS * IN * OUT * 2;
+constexpr bool WHOLE = MODE == FLAT && TILE == AN_IMAGE;  // results of an image leave together
+constexpr int NUMBERS = OUT * (H / 2) * (W / 2);
+constexpr u32 ALL = 0xFFFFFFFFu;
+constexpr u16 ONE = 0x3F80;  // in bfloat16
+
+// The first layer's taps, and one for its bias, by 16. A group holds its inputs as planes, and once more
+// from the second place on, so that two neighbouring places can be read at once.
+constexpr int TAPS = FIRST ? (9 * FIRST + 16) / 16 * 16 : 0;
+constexpr int INPUTS = FIRST * 2 * 4 * REACHED, CONSTANTS = 2 * TILE;
+constexpr int INPUT_BYTES = FIRST ? (INPUTS + CONSTANTS) * 2 : 0;
+constexpr int GROUP_BYTES = BUFFER + (WHOLE ? 3 * NUMBERS : 0) + INPUT_BYTES;
+
+__device__ __forceinline__ float activate(float z) {
+  if (ACT == SIGMOID) return 0.5f * tanh_of(0.5f * z) + 0.5f;
+  if (ACT == RELU) return z > 0.0f ? z : 0.0f;
+  if (ACT == TANH) return 2.0f / (1.0f + __expf(-2.0f * z)) - 1.0f;
+  return z;
+}
+
+__device__ __forceinline__ float slope(float a) {
+  if (ACT == SIGMOID) return a * (1.0f - a);
+  if (ACT == RELU) return a > 0.0f ? 1.0f : 0.0f;
+  if (ACT == TANH) return 1.0f - a * a;
+  return 1.0f;
+}
+
+// Among four threads, entry s of thread q becomes entry q of thread s.
+__device__ __forceinline__ void turn(u32 (&v)[4], int q) {
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const u32 got = __shfl_xor_sync(ALL, q & 1 ? v[i] : v[i + 1], 1);
+    if (q & 1) v[i] = got; else v[i + 1] = got;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const u32 got = __shfl_xor_sync(ALL, q & 2 ? v[i] : v[i + 2], 2);
+    if (q & 2) v[i] = got; else v[i + 2] = got;
+  }
+}
+
+__device__ __forceinline__ void store16(u16* to, const u32 (&v)[4]) {
+  *reinterpret_cast<uint4*>(to) = make_uint4(v[0], v[1], v[2], v[3]);
+}
+
+// Torch's (OUT, IN, 3, 3) float32 weights as the operand (IN / 8, dy, 2 - dx, OUT, 8); backward the
+// tensor is (IN, OUT, 3, 3), flipped. The taps of a line lie from right to left, as two neighbouring
+// outputs want them of one input; if PAIRS, zeros stand for the taps beyond them.
+__device__ __forceinline__ void keep_weights(u8* to, const float* weight) {
+  for (int at = threadIdx.x; at < IN * OUT / 2; at += blockDim.x) {
+    const int k = at % 4 * 2 + at / (4 * OUT) * 8, n = at / 4 % OUT;
+    const float* first = weight + (BACKWARD ? k * OUT + n : n * IN + k) * 9;
+    const float* second = first + (BACKWARD ? OUT * 9 : 9);
+#pragma unroll
+    for (int dy = 0; dy < 3; dy++)
+#pragma unroll
+      for (int place = 0; place < ACROSS_TAPS; place++) {
+        const int dx = 2 + PAIRS - place, tap = BACKWARD ? 8 - dy * 3 - dx : dy * 3 + dx;
+        const bool there = dx >= 0 && dx < 3;
+        *reinterpret_cast<u32*>(to + (((k / 8 * 3 + dy) * ACROSS_TAPS + place) * OUT + n) * 16 + k % 8 * 2) =
+            there ? pack(first[tap], second[tap]) : 0;
+      }
+  }
+}
+
+// Four results a window, each 64 windows by OUT channels; if PAIRS those of a line are one product.
+constexpr int PRODUCTS = PAIRS ? 2 : 4;
+typedef float Results[PRODUCTS][2 * OUT / PRODUCTS];
+
+__device__ __forceinline__ float& result(Results& acc, int part, int r) {
+  return acc[part * PRODUCTS / 4][PAIRS ? part % 2 * (OUT / 2) + r : r];
+}
+
+// Begin all products of a tile.
+__device__ __forceinline__ void convolve_tile(Results& acc, u32 planes, u32 weights) {
+#pragma unroll
+  for (int line = 0; line < 4; line++) {
+    planes = afresh(planes), weights = afresh(weights);
+#pragma unroll
+    for (int column = 0; column < 4; column++)
+#pragma unroll
+      for (int k = 0; k < IN / 16; k++)
+#pragma unroll
+        for (int product = 0; product < PRODUCTS; product++) {
+          const int dy = line - product * 2 / PRODUCTS, dx = column - (PAIRS ? 0 : product % 2);
+          if (dy < 0 || dy > 2 || dx < 0 || dx > 2 + PAIRS) continue;
+          const int plane = line % 2 * 2 + column % 2, place = line / 2 * ACROSS + column / 2;
+          const u64 a = operand(planes + (plane * REACHED + place) * (2 * IN) + 32 * k, 0, 16 * IN, IN);
+          const int tap = (2 * k * 3 + dy) * ACROSS_TAPS + 2 + PAIRS - dx;
+          const u64 b = operand(weights + tap * (OUT * 16), 3 * ACROSS_TAPS * OUT * 16, 128, 0);
+          multiply<0>(acc[product], a, b, dy || dx || k);
+        }
+  }
+}
+
+struct Place {
+  int image, y, x;  // of the window's first pixel
+  bool there;
+};
+
+__device__ __forceinline__ Place place_of(u32 at, int images) {
+  const int image = at / AN_IMAGE, rest = at % AN_IMAGE, y = rest / ACROSS, x = rest % ACROSS;
+  return {image, 2 * y, 2 * x, image < images && y < H / 2 && x < W / 2};
+}
+
+__device__ __forceinline__ void store_forward(Results& acc, const float* bias, Place at, int half,
+                                              int q, u16* out, u8* index) {
+#pragma unroll
+  for (int g = 0; g < OUT / 32; g++) {
+    if (MODE == STORE) {
+#pragma unroll
+      for (int part = 0; part < 4; part++) {
+        u32 v[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+          const int r = (4 * g + j) * 4 + 2 * half, c = (4 * g + j) * 8 + 2 * q;
+          v[j] = pack(activate(result(acc, part, r) + bias[c]),
+                      activate(result(acc, part, r + 1) + bias[c + 1]));
+        }
+        turn(v, q);
+        const int pixel = (at.image * H + at.y + part / 2) * W + at.x + part % 2;
+        if (at.there) store16(out + pixel * OUT + (4 * g + q) * 8, v);
+      }
+      continue;
+    }
+    u32 v[4], w[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const int c = (4 * g + j) * 8 + 2 * q;
+      float a[2];
+      u32 largest[2];
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        const int r = (4 * g + j) * 4 + 2 * half + e;
+        float best = result(acc, 0, r);
+        largest[e] = 0;
+#pragma unroll
+        for (int part = 1; part < 4; part++)
+          if (result(acc, part, r) > best) best = result(acc, part, r), largest[e] = part;
+        a[e] = activate(best + bias[c + e]);
+      }
+      v[j] = pack(a[0], a[1]);
+      w[j] = largest[0] | largest[1] << 8;
+    }
+    const int y = at.y / 2, x = at.x / 2;
+    if (MODE == FLAT) {
+      constexpr int AREA = H / 2 * (W / 2);
+      const int image = WHOLE ? 0 : at.image * OUT;
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        const int to = (image + (4 * g + j) * 8 + 2 * q) * AREA + y * (W / 2) + x;
+        if (at.there) {
+          out[to] = v[j], out[to + AREA] = v[j] >> 16;
+          index[to] = w[j], index[to + AREA] = w[j] >> 8;
+        }
+      }
+      continue;
+    }
+    turn(v, q);
+    turn(w, q);
+    const int to = ((at.image * (H / 2) + y) * (W / 2) + x) * OUT + (4 * g + q) * 8;
+    if (at.there) {
+      store16(out + to, v);
+      const uint2 both = make_uint2(w[0] | w[1] << 16, w[2] | w[3] << 16);
+      *reinterpret_cast<uint2*>(index + to) = both;
+    }
+  }
+}
+
+// What the lower layer holds at a thread's results: read while the products are computed.
+struct Lower {
+  u32 a[4][OUT / 8];
+  u32 where[4][MODE == SPREAD ? OUT / 16 : 1];
+
+  __device__ __forceinline__ void read(const u16* lower, const u8* index, Place at, int q) {
+#pragma unroll
+    for (int part = 0; part < 4; part++) {
+      const int pixel = (at.image * H + at.y + part / 2) * W + at.x + part % 2;
+      const int from = at.there ? pixel * OUT + 2 * q : 0;
+#pragma unroll
+      for (int j = 0; j < OUT / 8; j++) {
+        a[part][j] = read4(lower + from + 8 * j);
+        if (MODE == SPREAD) {
+          const u32 two = *reinterpret_cast<const u16*>(index + from + 8 * j);
+          where[part][j / 2] = j % 2 ? where[part][j / 2] | two << 16 : two;
+        }
+      }
+    }
+  }
+};
+
+__device__ __forceinline__ void store_backward(Results& acc, float (&total)[OUT / 4],
+                                               const Lower& below, Place at, int half, int q,
+                                               u16* out) {
+#pragma unroll
+  for (int part = 0; part < 4; part++) {
+    const int y = at.y + part / 2, x = at.x + part % 2;
+#pragma unroll
+    for (int g = 0; g < OUT / 32; g++) {
+      u32 v[4], where[4];
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        const int r = (4 * g + j) * 4 + 2 * half;
+        const u32 a = below.a[part][4 * g + j];
+        const float low = at.there ? result(acc, part, r) * slope(low_of(a)) : 0.0f;
+        const float high = at.there ? result(acc, part, r + 1) * slope(high_of(a)) : 0.0f;
+        total[(4 * g + j) * 2] += low;
+        total[(4 * g + j) * 2 + 1] += high;
+        v[j] = pack(low, high);
+        if (MODE == SPREAD) where[j] = below.where[part][2 * g + j / 2] >> (j % 2 * 16) & 0xFFFF;
+      }
+      turn(v, q);
+      const int channel = (4 * g + q) * 8;
+      if (MODE == SLOPE) {
+        const int pixel = (at.image * H + y) * W + x;
+        if (at.there) store16(out + pixel * OUT + channel, v);
+        continue;
+      }
+      turn(where, q);
+#pragma unroll
+      for (int to = 0; to < 4; to++) {
+        u32 some[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+          const u32 low = (where[j] & 0xFF) == to ? 0xFFFFu : 0u;
+          const u32 high = (where[j] >> 8) == to ? 0xFFFF0000u : 0u;
+          some[j] = v[j] & (low | high);
+        }
+        const int wide = (at.image * 2 * H + 2 * y + to / 2) * 2 * W + 2 * x + to % 2;
+        if (at.there) store16(out + wide * OUT + channel, some);
+      }
+    }
+  }
+}
+
+// The first layer's inputs around a tile, (images, FIRST, H, W), to both copies of their planes.
+__device__ __forceinline__ void copy_inputs(u16* to, const u16* images, u32 row, int count, int thread) {
+  constexpr int LINES_COPIED = 2 * REACHED / ACROSS, A_CHANNEL = LINES_COPIED * W;
+  constexpr int TURNS = (FIRST * A_CHANNEL + 127) / 128;
+#pragma unroll
+  for (int turn = 0; turn < TURNS; turn++) {
+    const int at = turn * 128 + thread, channel = at / A_CHANNEL, x = at % W;
+    const int begin = at % A_CHANNEL / W, p = begin % 2, column = (x + 1) / 2, q = (x + 1) % 2;
+    if (channel >= FIRST) break;
+    const int line = row + begin / 2, image = line / LINES, y = 2 * (line % LINES) + p - 1;
+    const bool there = image < count && y >= 0 && y < H;
+    const u16 value = there ? images[((image * FIRST + channel) * H + y) * W + x] : 0;
+    u16* place = to + (channel * 8 + 2 * p + q) * REACHED + begin / 2 * ACROSS + column;
+    place[0] = value;
+    if (column) place[4 * REACHED - 1] = value;
+  }
+}
+
+// The weights' gradient of the first layer: of what reaches its sums, added up tile by tile.
+struct FirstLayer {
+  float sums[TAPS / 16 + !TAPS][OUT / 8][4];
+  u32 from[TAPS / 16 + !TAPS][2][4];  // where a thread's two taps of 16 find their inputs
+
+  __device__ __forceinline__ void begin(int lane) {
+#pragma unroll
+    for (int block = 0; block < TAPS / 16; block++) {
+#pragma unroll
+      for (int j = 0; j < OUT / 8; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) sums[block][j][e] = 0.0f;
+#pragma unroll
+      for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int part = 0; part < 4; part++) {
+          const int tap = 16 * block + 8 * half + lane / 4, channel = tap / 9;
+          const int line = tap % 9 / 3 + part / 2, column = tap % 3 + part % 2;
+          const int plane = channel * 8 + column / 2 * 4 + line % 2 * 2 + column % 2;
+          const int input = plane * REACHED + line / 2 * ACROSS;
+          from[block][half][part] =
+              tap < 9 * FIRST ? input : INPUTS + (tap == 9 * FIRST ? 0 : TILE);
+        }
+    }
+  }
+
+  // lower: what the layer holds, of the windows `lane / 4` and 8 behind of a warp's 16.
+  __device__ __forceinline__ void add(Results& acc, const Lower (&lower)[2], const Place (&at)[2],
+                                      const u16* inputs, int first) {
+#pragma unroll
+    for (int part = 0; part < 4; part++) {
+      u32 a[TAPS / 16 + !TAPS][4];
+#pragma unroll
+      for (int block = 0; block < TAPS / 16; block++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+          a[block][e] = *reinterpret_cast<const u32*>(
+              inputs + from[block][e % 2][part] + first + e / 2 * 8);
+#pragma unroll
+      for (int j = 0; j < OUT / 8; j++) {
+        u32 b[2];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const u32 below = lower[half].a[part][j];
+          const int r = 4 * j + 2 * half;
+          const float low = result(acc, part, r) * slope(low_of(below));
+          const float high = result(acc, part, r + 1) * slope(high_of(below));
+          b[half] = transposed(at[half].there ? pack(low, high) : 0);
+        }
+#pragma unroll
+        for (int block = 0; block < TAPS / 16; block++)
+          multiply_small(sums[block][j], a[block], b[0], b[1]);
+      }
+    }
+  }
+
+  // Add up all warps' sums in `memory` and write them: (OUT, FIRST, 3, 3) and (OUT).
+  __device__ __forceinline__ void finish(float* memory, float* weight, float* bias) {
+    const int warp = threadIdx.x / 32, row = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+#pragma unroll
+    for (int block = 0; block < TAPS / 16; block++)
+#pragma unroll
+      for (int j = 0; j < OUT / 8; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+          const int tap = 16 * block + row + e / 2 * 8, channel = 8 * j + 2 * q + e % 2;
+          memory[(warp * TAPS + tap) * OUT + channel] = sums[block][j][e];
+        }
+    __syncthreads();
+    for (int at = threadIdx.x; at < (9 * FIRST + 1) * OUT; at += blockDim.x) {
+      const int channel = at % OUT, tap = at / OUT;
+      float sum = 0.0f;
+      for (int one = 0; one < 4 * GROUPS; one++) sum += memory[(one * TAPS + tap) * OUT + channel];
+      if (tap < 9 * FIRST) weight[channel * (9 * FIRST) + tap] = sum;
+      else bias[channel] = sum;
+    }
+  }
+};
+
+// One image's results, which lie in shared memory as they shall lie in `to`.
+__device__ __forceinline__ void copy_out(void* to, const void* from, int bytes, int thread) {
+  for (int at = thread; at < bytes / 16; at += 128)
+    static_cast<uint4*>(to)[at] = static_cast<const uint4*>(from)[at];
+}
+
+// x: (replicas, images, H, W, IN), or if POOLED its largest entries (.., H / 2, W / 2, IN) and which
+// those are, x_index. Forward: bias, out and index of the outputs. Backward: lower and index (replicas,
+// images, H, W, OUT), out, and total (replicas, OUT) if it is asked for. If FIRST: its inputs, and in
+// place of out and total its gradients, whose rows are `first_stride` numbers apart.
+extern "C" __global__ void __launch_bounds__(128 * GROUPS, BLOCKS)
+convolve(const u16* x, const u8* x_index, const float* weight, u64 weight_stride, const float* bias,
+         u64 bias_stride, const u16* lower, u8* index, u16* out, float* total, const u16* inputs,
+         float* first_weight, float* first_bias, u64 first_stride, int images) {
+  extern __shared__ __align__(1024) u8 memory[];
+  const u64 replica = blockIdx.x;
+  const int group = __shfl_sync(ALL, static_cast<int>(threadIdx.x) / 128, 0);
+  const int thread = threadIdx.x % 128, q = threadIdx.x % 4;
+  constexpr int KEPT = (WEIGHTS + 1023) / 1024 * 1024, PLANES = KEPT + 1024;
+  float* biases = reinterpret_cast<float*>(memory + KEPT);
+  u8* own = memory + PLANES + group * BUFFER;
+  const u32 weights = shared_address(memory), planes = weights + PLANES + group * BUFFER;
+  // Behind all planes lie each group's results of an image, or inputs of the first layer.
+  u8* more = memory + PLANES + GROUPS * BUFFER + group * (GROUP_BYTES - BUFFER);
+
+  const u64 pixels = static_cast<u64>(images) * H * W;
+  x += replica * pixels * IN / (POOLED ? 4 : 1);
+  if (POOLED) x_index += replica * pixels * IN / 4;
+  if (FIRST) inputs += replica * pixels * FIRST;
+  if (BACKWARD) {
+    lower += replica * pixels * OUT;
+    if (MODE == SPREAD) index += replica * pixels * OUT;
+    out += replica * pixels * OUT * (MODE == SPREAD ? 4 : 1);
+  } else {
+    out += replica * pixels * OUT / (MODE == STORE ? 1 : 4);
+    if (MODE != STORE) index += replica * pixels * OUT / 4;
+  }
+  const u32 tiles = (images * AN_IMAGE + TILE - 1) / TILE;
+  clear(memory + PLANES, GROUPS * GROUP_BYTES);
+  __syncthreads();
+
+  Pooled<IN, REACHED, 1, 128> pooled;
+  auto read = [&](u32 tile) {
+    if (POOLED) pooled.read(x, x_index, tile * ROWS, images, thread);
+  };
+  auto fill = [&](u32 tile) {
+    if (POOLED) pooled.write(own, thread);
+    else copy_planes<IN, REACHED, 1, 128>(planes, x, tile * ROWS, images, thread);
+    copies_begun();
+  };
+  read(group);
+  fill(group);
+  keep_weights(memory, weight + replica * weight_stride);
+  if (!BACKWARD && threadIdx.x < OUT) biases[threadIdx.x] = bias[replica * bias_stride + threadIdx.x];
+  u16* kept = reinterpret_cast<u16*>(more);
+  u8* kept_index = reinterpret_cast<u8*>(kept + NUMBERS);
+  if (FIRST && thread < TILE) kept[INPUTS + thread] = ONE;
+  show_to_tensor_cores();
+  __syncthreads();
+
+  float added[OUT / 4] = {};
+  FirstLayer layer;
+  layer.begin(threadIdx.x % 32);
+  for (u32 tile = group; tile < tiles; tile += GROUPS) {
+    copies_done<0>();
+    show_to_tensor_cores();
+    meet(group);
+    Results acc;
+    products_begin();
+    convolve_tile(acc, planes, weights);
+    products_begun();
+    const u32 within = thread / 32 * 16, first = tile * TILE + within + thread % 32 / 4;
+    const Place at[2] = {place_of(first, images), place_of(first + 8, images)};
+    Lower below[2];
+    if (BACKWARD) below[0].read(lower, index, at[0], q);
+    if (FIRST) {
+      below[1].read(lower, index, at[1], q);
+      copy_inputs(kept, inputs, tile * ROWS, images, thread);
+    }
+    read(tile + GROUPS);
+    products_done<0>();
+    meet(group);
+    if (tile + GROUPS < tiles) fill(tile + GROUPS);
+    if (FIRST) {
+      layer.add(acc, below, at, kept, within + 2 * q);
+      continue;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      if (BACKWARD && half) below[0].read(lower, index, at[1], q);
+      if (BACKWARD) store_backward(acc, added, below[0], at[half], half, q, out);
+      else if (WHOLE) store_forward(acc, biases, at[half], half, q, kept, kept_index);
+      else store_forward(acc, biases, at[half], half, q, out, index);
+    }
+    if (WHOLE) {
+      meet(group);
+      copy_out(out + tile * NUMBERS, kept, 2 * NUMBERS, thread);
+      copy_out(index + tile * NUMBERS, kept_index, NUMBERS, thread);
+    }
+  }
+  float* sums = reinterpret_cast<float*>(memory + PLANES);
+  copies_done<0>();
+  __syncthreads();
+  if (FIRST) {
+    layer.finish(sums, first_weight + replica * first_stride, first_bias + replica * first_stride);
+  } else if (BACKWARD && total) {
+#pragma unroll
+    for (int e = 0; e < OUT / 4; e++) {
+      float sum = added[e];
+      for (int lane = 4; lane < 32; lane *= 2) sum += __shfl_xor_sync(ALL, sum, lane);
+      if (threadIdx.x % 32 < 4) sums[threadIdx.x / 32 * OUT + e / 2 * 8 + 2 * q + e % 2] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x < OUT) {
+      float sum = 0.0f;
+      for (int warp = 0; warp < 4 * GROUPS; warp++) sum += sums[warp * OUT + threadIdx.x];
+      total[replica * OUT + threadIdx.x] = sum;
+    }
+  }
+}
