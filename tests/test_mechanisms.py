@@ -50,7 +50,8 @@ from sottovoce.mechanisms.reference import (
     take_step,
 )
 from sottovoce.randomness import Streams, private_streams
-from sottovoce.simulation.rounds import Blocks, DenseMixer, Product, SparseMixer
+from sottovoce.simulation.mixers import DenseMixer, SparseMixer
+from sottovoce.simulation.rounds import Blocks, Product
 from sottovoce.stepsizes import Deterministic, Power, Stepsize
 
 NAMED = [

@@ -276,12 +276,14 @@ def test_unusable_data_is_refused(make: Callable[[], ConvexProblem], message: st
         make()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_samples_give_one_gradient_where_they_lie_and_copied(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
-    problem = Logistic.random(4, 7, n=10, batch=6)
+    problem = Logistic.random(4, 7, n=10, batch=6, dtype=dtype)
     streams = private_streams(2, 4, insecure_seed=0)
-    state = torch.randn(2, 4, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    state = torch.randn(2, 4, 7, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    rtol = 1e-12 if dtype == torch.float64 else 1e-5
     chosen = streams.integers("data", 1, 6, 10)
     rows = problem._rows.view(4, 10, 7)
     wanted = problem.regularisation * state
@@ -292,12 +294,12 @@ def test_samples_give_one_gradient_where_they_lie_and_copied(
     def found() -> Tensor:
         return problem.gradient(state, streams, 1, torch.empty_like(state))
 
-    assert torch.allclose(found(), wanted, rtol=1e-12)
+    assert torch.allclose(found(), wanted, rtol=rtol)
     diverged = problem.gradient(state * math.nan, streams, 1, torch.empty_like(state))
     assert diverged.isnan().all()
-    assert torch.allclose(found(), wanted, rtol=1e-12), "a diverged round left something behind"
+    assert torch.allclose(found(), wanted, rtol=rtol), "a diverged round left something behind"
     monkeypatch.setattr(logistic, "_SHARED_CACHE", 0)
-    assert torch.allclose(found(), wanted, rtol=1e-12)
+    assert torch.allclose(found(), wanted, rtol=rtol)
 
 
 def test_logistic_gradients_of_many_runs_are_those_of_few() -> None:

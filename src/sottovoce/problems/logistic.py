@@ -20,7 +20,7 @@ from sottovoce.problems.base import (
     room_like,
 )
 from sottovoce.problems.sampling import Sampling, weights_of
-from sottovoce.problems.sparse import sparse_matrix
+from sottovoce.problems.sparse import fetches, sparse_matrix, sums
 from sottovoce.randomness import Streams
 from sottovoce.storage.identity import fingerprint
 
@@ -178,6 +178,10 @@ class Logistic(ConvexProblem):
         pull = matrix.values().zero_()
         torch.sparse.sampled_addmm(matrix, points, self._rows.mT, beta=0.0, out=matrix)
         pull.sigmoid_()
+        if fetches(self._rows):
+            found = sums(self._rows, matrix.crow_indices(), chosen, pull.div_(self.batch))
+            torch.add(found, points, alpha=self.regularisation, out=gradients)
+            return
         torch.addmm(
             points,
             matrix,

@@ -1,17 +1,13 @@
 """What serves a chain faster than message by message, where its parts allow it.
 
 The reference (`mechanisms.reference`) serves every chain. A plain chain is one product, x <- Wx -
-Bs: dense for small or dense graphs, sparse for large ones, where all runs form one block-diagonal
-matrix in CSR form; on a GPU it is one kernel, which draws Λ where it is used, and noise where it
-is added. Where shares are drawn coordinate by
-coordinate, they are taken from Wx a few senders at a time.
+Bs (`simulation.mixers`); on a GPU it is one kernel, which draws Λ where it is used, and noise where
+it is added. Where shares are drawn coordinate by coordinate, they are taken from Wx a few senders
+at a time.
 """
-
-from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from sottovoce.errors import SimulationError
 from sottovoce.graphs import Graph
@@ -22,14 +18,8 @@ from sottovoce.mechanisms.fixed_point import STEP, beyond, largest, to_numbers, 
 from sottovoce.mechanisms.flow import Flow
 from sottovoce.mechanisms.reference import Gather, See, by_messages, make_messages, split_step
 from sottovoce.problems.base import room_like
-from sottovoce.problems.sparse import sparse_matrix
 from sottovoce.randomness import Ahead, DeviceStreams
-
-_DENSE_AGENTS = {True: 24, False: 64}
-"""Up to how many agents the dense product is faster: on a CPU (on a ring), and elsewhere."""
-
-_SPARSE = 0.25
-"""The largest part of W's entries above 0 for which a sparse product is faster."""
+from sottovoce.simulation.mixers import SPARSE, DenseMixer, density, mixer
 
 _MOST_NEIGHBOURS = 32
 """Entries of W's rows up to which one kernel reads them, however dense the graph is."""
@@ -47,112 +37,6 @@ LARGE = 1 << 28
 def room_for(state: Tensor) -> Tensor:
     """Memory for more states, (runs, agents, d)."""
     return room_like(state) if state.nbytes >= LARGE else torch.empty_like(state)
-
-
-class Mixer(ABC):
-    """Combines states and steps; the coefficients are those of `graph.routes()`.
-
-    state, step, out: (runs, agents, d), `out` not overlapping the others. entries: how many numbers
-    hold B.
-    """
-
-    entries: int
-
-    def combine(self, state: Tensor, step: Tensor, out: Tensor, shares: Tensor | None) -> None:
-        """out = W state - B step; `shares` holds B's entries (runs, routes), None means B = I."""
-        self.mix(state, out)
-        if shares is None:
-            out.sub_(step)
-        else:
-            self.subtract(self.splittings(shares)[0], step, out)
-
-    @abstractmethod
-    def mix(self, state: Tensor, out: Tensor) -> None:
-        """out = W state."""
-
-    @abstractmethod
-    def splittings(self, shares: Tensor) -> Tensor:
-        """B of some rounds, a row for each, overwritten by the next ones.
-
-        shares: (rounds * runs, routes), round by round.
-        """
-
-    @abstractmethod
-    def subtract(self, splitting: Tensor, step: Tensor, out: Tensor) -> None:
-        """out -= B step, with B as `splittings` makes it."""
-
-
-def mixer(graph: Graph, like: Flow) -> Mixer:
-    """The faster mixer for this graph."""
-    runs, dtype, device = len(like.x), like.x.dtype, like.x.device
-    if graph.agents <= _DENSE_AGENTS[device.type == "cpu"] or _density(graph) > _SPARSE:
-        return DenseMixer(graph, runs, dtype, device)
-    return SparseMixer(graph, runs, dtype, device)
-
-
-def _density(graph: Graph) -> float:
-    return float(graph.mixing.nnz / graph.agents**2)
-
-
-class DenseMixer(Mixer):
-    """Batched matrix products with (agents, agents) matrices."""
-
-    def __init__(self, graph: Graph, runs: int, dtype: torch.dtype, device: torch.device) -> None:
-        routes = graph.routes().to(device)
-        self._places = routes.receiver * graph.agents + routes.sender
-        mixing = torch.from_numpy(graph.mixing.toarray()).to(device, dtype)
-        self.mixing = mixing.expand(runs, -1, -1)
-        self.entries = self.mixing.numel()
-        self._splittings = torch.zeros(0, *self.mixing.shape, dtype=dtype, device=device)
-
-    def splittings(self, shares: Tensor) -> Tensor:
-        """B of some rounds: (rounds, runs, agents, agents)."""
-        rounds = len(shares) // len(self.mixing)
-        if len(self._splittings) != rounds:
-            self._splittings = self._splittings.new_zeros(rounds, *self.mixing.shape)
-        numbers = shares.to(self._splittings.dtype)
-        self._splittings.view(len(shares), -1).index_copy_(1, self._places, numbers)
-        return self._splittings
-
-    def mix(self, state: Tensor, out: Tensor) -> None:
-        torch.bmm(self.mixing, state, out=out)
-
-    def subtract(self, splitting: Tensor, step: Tensor, out: Tensor) -> None:
-        out.baddbmm_(splitting, step, alpha=-1.0)
-
-
-class SparseMixer(Mixer):
-    """One sparse product over all runs: the block-diagonal matrix of runs x (agents, agents)."""
-
-    def __init__(self, graph: Graph, runs: int, dtype: torch.dtype, device: torch.device) -> None:
-        agents, entries = graph.agents, graph.mixing.nnz
-        ends = torch.from_numpy(graph.mixing.indptr[1:]).long()
-        columns = torch.from_numpy(graph.mixing.indices).long()
-        run = torch.arange(runs)[:, None]
-        self._rows = pad((ends + entries * run).flatten(), (1, 0)).to(device)
-        self._columns = (columns + agents * run).flatten().to(device)
-        weight = torch.from_numpy(graph.mixing.data).to(device, dtype)
-        self._mixing = self._matrix(weight.repeat(runs))
-        self._splitting = self._matrix(torch.zeros_like(self._mixing.values()))
-        self._values = self._splitting.values()
-        self.entries = len(self._values)
-
-    def _matrix(self, values: Tensor) -> Tensor:
-        size = len(self._rows) - 1
-        return sparse_matrix(self._rows, self._columns, values, (size, size))
-
-    def mix(self, state: Tensor, out: Tensor) -> None:
-        flat = out.flatten(0, 1)
-        torch.addmm(flat, self._mixing, state.flatten(0, 1), beta=0.0, out=flat)
-
-    def splittings(self, shares: Tensor) -> Tensor:
-        """The entries of B in some rounds: (rounds, runs * routes)."""
-        return shares.to(self._values.dtype).view(-1, self.entries)
-
-    def subtract(self, splitting: Tensor, step: Tensor, out: Tensor) -> None:
-        self._values.copy_(splitting)
-        flat = out.flatten(0, 1)
-        torch.addmm(flat, self._splitting, step.flatten(0, 1), alpha=-1.0, out=flat)
 
 
 def backend(mechanism: Mechanism, graph: Graph, like: Flow) -> Gather:
@@ -260,7 +144,7 @@ class Kernel:
     def of(cls, mechanism: Mechanism, graph: Graph, like: Flow) -> "Kernel | None":
         """The kernel, or None where it does not serve this simulation."""
         most = int(graph.degrees.max()) + 1
-        sparse = _density(graph) <= _SPARSE or most <= _MOST_NEIGHBOURS
+        sparse = density(graph) <= SPARSE or most <= _MOST_NEIGHBOURS
         suits = like.x.dtype == torch.float32 and (sparse or graph.agents <= MOST_AGENTS)
         added = all(part.additive for part in mechanism.at("shares"))
         plain = mechanism.split.scalar and mechanism.exchanges == 1 and added

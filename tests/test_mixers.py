@@ -1,4 +1,4 @@
-"""The fused update: the same numbers dense and sparse, for every type, chosen by the graph."""
+"""The product of a round: the same numbers by every mixer, chosen by graph and type."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from sottovoce.graphs import Graph, complete, random_regular, ring
 from sottovoce.mechanisms import Clock, Flow
 from sottovoce.randomness import private_streams
-from sottovoce.simulation.rounds import DenseMixer, SparseMixer, mixer
+from sottovoce.simulation.mixers import DenseMixer, FetchingMixer, Mixer, SparseMixer, mixer
 from sottovoce.stepsizes import Stepsize
 
 CPU = torch.device("cpu")
@@ -28,13 +28,15 @@ def combined(kind: type, graph: Graph, dtype: torch.dtype, split: bool) -> torch
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_dense_and_sparse_agree(dtype: torch.dtype, split: bool) -> None:
     graph = random_regular(4, 30)
-    dense, sparse = (combined(kind, graph, dtype, split) for kind in (DenseMixer, SparseMixer))
-    assert dense.dtype == sparse.dtype == dtype
+    dense = combined(DenseMixer, graph, dtype, split)
     tolerance = 1e-12 if dtype == torch.float64 else 1e-5
-    assert torch.allclose(dense, sparse, rtol=0, atol=tolerance)
+    for kind in (SparseMixer, FetchingMixer):
+        found = combined(kind, graph, dtype, split)
+        assert found.dtype == dense.dtype == dtype
+        assert torch.allclose(dense, found, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("kind", [DenseMixer, SparseMixer])
+@pytest.mark.parametrize("kind", [DenseMixer, SparseMixer, FetchingMixer])
 def test_update_is_w_state_minus_b_step(kind: type) -> None:
     graph = ring(5)
     routes = graph.routes()
@@ -55,13 +57,38 @@ def test_update_is_w_state_minus_b_step(kind: type) -> None:
         assert torch.equal(step, before[1])
 
 
-def test_the_graph_decides_between_them() -> None:
-    def kind(graph: Graph) -> type:
-        like = torch.zeros(1, graph.agents, 1, dtype=torch.float64)
+def test_pieces_and_the_order_of_calls_decide_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, generator = random_regular(4, 30), torch.Generator().manual_seed(3)
+    state, step = (torch.randn(2, 30, 7, generator=generator) for _ in range(2))
+    shares = torch.rand(2, graph.mixing.nnz, dtype=torch.float64, generator=generator)
+
+    def found(apart: bool) -> torch.Tensor:
+        ours, out = FetchingMixer(graph, 2, torch.float32, CPU), torch.full_like(state, torch.nan)
+        if apart:
+            Mixer.combine(ours, state, step, out, shares)
+        else:
+            ours.combine(state, step, out, shares)
+        return out
+
+    whole = found(apart=False)
+    assert torch.equal(found(apart=True), whole)
+    monkeypatch.setattr("sottovoce.problems.base.WORK_BYTES", 30)
+    assert torch.equal(found(apart=False), whole)
+    one = FetchingMixer(graph, 1, torch.float32, CPU)
+    out = torch.empty_like(state[:1])
+    one.combine(state[:1], step[:1], out, shares[:1])
+    assert torch.equal(out, whole[:1]), "a run does not depend on the others"
+
+
+def test_graph_type_and_size_decide_between_them() -> None:
+    def kind(graph: Graph, dtype: torch.dtype = torch.float64, d: int = 1) -> type:
+        like = torch.zeros(1, graph.agents, d, dtype=dtype)
         streams = private_streams(1, graph.agents)
         flow = Flow(like, like, graph.routes(), streams, Stepsize(), Clock(1))
         return type(mixer(graph, flow))
 
     assert kind(ring(5)) is DenseMixer
     assert kind(ring(100)) is SparseMixer
+    assert kind(ring(100), torch.float32) is FetchingMixer
+    assert kind(ring(100), torch.float32, 1 << 15) is SparseMixer
     assert kind(complete(100)) is DenseMixer
