@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
+from sottovoce.problems.gradients import methods
 from sottovoce.problems.gradients.dense import DenseStack
 from sottovoce.problems.gradients.layout import Loss
 from sottovoce.problems.gradients.methods import Compute, ReplicaGradients
@@ -68,6 +69,23 @@ def test_gradients_and_outputs_are_those_of_autograd(name: str, loss: Loss, kind
     assert torch.allclose(ours, theirs, rtol=1e-12, atol=1e-14)
     outputs = found.outputs(vectors, inputs)
     assert torch.allclose(outputs, expected.outputs(vectors, inputs), rtol=1e-12)
+
+
+def test_pieces_decide_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, shape = STACKS["deep"]
+    generator = torch.Generator().manual_seed(0)
+    ours = ReplicaGradients(model, cross_entropy, device=CPU, shape=shape)
+    vectors = torch.randn(7, ours.layout.dimension, dtype=torch.float64, generator=generator)
+    inputs = torch.randn(7, 8, *shape, dtype=torch.float64, generator=generator)
+    targets = torch.randint(CLASSES, (7, 8), generator=generator)
+    assert ours.method == "fused"
+    assert len(list(ours.parts(7, 8))) == 1
+    whole, pieces = torch.empty_like(vectors), torch.empty_like(vectors)
+    ours(vectors, inputs, targets, whole)
+    monkeypatch.setattr(methods, "_GATHERED_BYTES", 3 * 8 * 6 * 4)
+    assert [part.stop - part.start for part in ours.parts(7, 8)] == [3, 3, 3]
+    ours(vectors, inputs, targets, pieces)
+    assert torch.allclose(pieces, whole, rtol=1e-14, atol=0)
 
 
 def test_what_is_no_dense_stack_is_left_to_others() -> None:

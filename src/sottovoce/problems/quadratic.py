@@ -8,9 +8,18 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from sottovoce.errors import ProblemError
-from sottovoce.problems.base import ConvexProblem, as_tensor, require_sizes
+from sottovoce.problems.base import (
+    WORK_BYTES,
+    ConvexProblem,
+    as_tensor,
+    blocks,
+    require_sizes,
+)
 from sottovoce.randomness import Streams
 from sottovoce.storage.identity import fingerprint
+
+_PIECE = 1 << 20
+"""Bytes of gradients that are computed at a time; with points and targets a cache holds them."""
 
 
 class Quadratic(ConvexProblem):
@@ -93,14 +102,27 @@ class Quadratic(ConvexProblem):
         return cls(torch.from_numpy(curvature), torch.from_numpy(target), noise)
 
     def gradient(self, state: Tensor, streams: Streams, round: int, out: Tensor) -> Tensor:
-        if len(self._curvature) == 1:
-            torch.mm(state.flatten(0, 1), self._curvature[0], out=out.flatten(0, 1))
-        else:
+        if len(self._curvature) > 1:
             torch.bmm(state.transpose(0, 1), self._curvature, out=out.transpose(0, 1))
-        out.sub_(self._target)
+            out.sub_(self._target)
+        elif out.nbytes > _PIECE:
+            self._by_pieces(state, out)
+        else:
+            torch.mm(state.flatten(0, 1), self._curvature[0], out=out.flatten(0, 1))
+            out.sub_(self._target)
         if self.noise:
             streams.add_normal_(out, self.noise, "data", round)
         return out
+
+    def _by_pieces(self, state: Tensor, out: Tensor) -> None:
+        """With one curvature: whole runs, or some agents of one run."""
+        row_bytes, times = self.dimension * out.element_size(), _PIECE // WORK_BYTES
+        for runs in blocks(len(out), row_bytes * self.agents, times):
+            points, gradients = state[runs], out[runs]
+            for some in blocks(self.agents, row_bytes * len(points), times):
+                part = gradients[:, some]
+                torch.mm(points[:, some].flatten(0, 1), self._curvature[0], out=part.flatten(0, 1))
+                part.sub_(self._target[some])
 
     def objective(self, points: Tensor) -> Tensor:
         points = points.double()

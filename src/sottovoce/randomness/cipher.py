@@ -16,7 +16,7 @@ from sottovoce.randomness.streams import Streams, digest, master_key, terms_of, 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers import CipherContext
 
-_BLOCK_BYTES = 1 << 17
+_BLOCK_BYTES = 1 << 18
 """Draws are made in blocks of about this many bytes, so that no second tensor is stored."""
 
 _AHEAD_BYTES, _FEWEST_ROUNDS, _MOST_ROUNDS = 1 << 17, 4, 64

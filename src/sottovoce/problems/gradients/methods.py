@@ -8,6 +8,7 @@ convolutional stack is computed by kernels that take all replicas at once
 `vmap` and what `torch.compile` and CUDA graphs make of it.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -55,6 +56,9 @@ _AT_ONCE = 64
 _SHARE = 0.2
 """Of a device's free memory, for the replicas computed together: graphs hold as much again."""
 _FUSED_AT_ONCE = 1000
+_GATHERED_BYTES = 2 << 20
+"""Inputs of a dense stack that are gathered at a time on a CPU: they are read again twice, and the
+system gives and clears memory for much larger ones anew every time."""
 _MEASURED: tuple[Method, ...] = ("vmap", "vmap+graph", "compiled", "compiled+graph")
 _TOLERANCE = {"float32": 1e-2, "bfloat16": 0.2}
 """How far compiled gradients may be from those of `vmap`, which adds up in another order."""
@@ -87,6 +91,7 @@ class ReplicaGradients:
             raise ProblemError(f"gradients by {method!r} need a CUDA device; leave '+graph' out")
         self.model, self.loss, self._at_once = model, loss, at_once
         self._device, self._shape = device, shape
+        self._itemsize = next(model.parameters()).element_size()
         self.layout = ParameterLayout(model)
         self.reduced = torch.bfloat16 if precision == "bfloat16" else None
         self._stack: FusedStack | DenseStack | None = FusedStack.of(
@@ -190,6 +195,9 @@ class ReplicaGradients:
         What is made for fixed shapes gets parts of one size: the last overlaps the one before.
         """
         size = 1 if self.method == "loop" else self.at_once(batch)
+        if isinstance(self._stack, DenseStack) and self._shape is not None:
+            gathered = batch * math.prod(self._shape) * self._itemsize
+            size = max(1, min(size, _GATHERED_BYTES // max(1, gathered)))
         fixed = self.method in _MEASURED and self.method != "vmap" and size < replicas
         for first in range(0, replicas, size):
             at = min(first, replicas - size) if fixed else first
