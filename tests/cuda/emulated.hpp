@@ -5,6 +5,7 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -269,25 +270,55 @@ inline void products_begun() { emulation::begun(emulation::threads[threadIdx.x].
 template <int LEFT>
 void products_done() { emulation::finish(emulation::threads[threadIdx.x].products, LEFT); }
 
-template <int TURNED, size_t COUNT>
-void multiply(float (&d)[COUNT], u64 a, u64 b, bool add) {
+namespace emulation {
+
+// Later: d (+)= left right, for this thread's two rows and the columns of its numbers.
+template <size_t COUNT, class Left>
+void multiply_later(float (&d)[COUNT], Left left, u64 b, bool turned, bool add) {
   float* to = d;
-  const u32 thread = threadIdx.x;
-  emulation::threads[thread].products.back().push_back([=] {
-    const u32 lane = thread % 32, row = thread / 32 % 4 * 16 + lane / 4;
-    float left[2][16];
-    for (u32 half = 0; half < 2; half++)
-      for (u32 k = 0; k < 16; k++) left[half][k] = emulation::entry(a, TURNED, row + 8 * half, k);
+  const u32 column = threadIdx.x % 4 * 2;
+  threads[threadIdx.x].products.back().push_back([=] {
     for (u32 j = 0; j < COUNT / 4; j++)
       for (u32 e = 0; e < 2; e++) {
         float right[16];
-        for (u32 k = 0; k < 16; k++) right[k] = emulation::entry(b, TURNED, 8 * j + 2 * (lane % 4) + e, k);
+        for (u32 k = 0; k < 16; k++) right[k] = entry(b, turned, 8 * j + column + e, k);
         for (u32 half = 0; half < 2; half++) {
           float sum = 0;
-          for (u32 k = 0; k < 16; k++) sum += left[half][k] * right[k];
+          for (u32 k = 0; k < 16; k++) sum += left(half, k) * right[k];
           float& number = to[4 * j + 2 * half + e];
           number = add ? number + sum : sum;
         }
       }
   });
+}
+
+}  // namespace emulation
+
+inline void read_matrices(u32 (&v)[4], u32 row) {
+  const u32 lane = threadIdx.x % 32, first = threadIdx.x - lane;
+  emulation::exchanged[threadIdx.x] = row;
+  emulation::wait_at(16 + first / 32, 32);
+  for (u32 i = 0; i < 4; i++)
+    std::memcpy(&v[i], memory + emulation::exchanged[first + 8 * i + lane / 4] + lane % 4 * 4, 4);
+  emulation::wait_at(16 + first / 32, 32);
+}
+
+template <size_t COUNT>
+void multiply(float (&d)[COUNT], const u32 (&a)[4], u64 b, bool add) {
+  const u32 lane = threadIdx.x % 32;
+  std::array<std::array<float, 16>, 2> rows;
+  for (u32 i = 0; i < 4; i++)
+    for (u32 from = 0; from < 4; from++) {
+      const u32 two = static_cast<u32>(emulation::exchange(a[i], lane / 4 * 4 + from));
+      for (u32 e = 0; e < 2; e++)
+        rows[i % 2][i / 2 * 8 + 2 * from + e] = emulation::number(two >> 16 * e & 0xFFFF);
+    }
+  emulation::multiply_later(d, [=](u32 half, u32 k) { return rows[half][k]; }, b, false, add);
+}
+
+template <size_t COUNT>
+void multiply_turned(float (&d)[COUNT], u64 a, u64 b, bool add) {
+  const u32 row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+  emulation::multiply_later(
+      d, [=](u32 half, u32 k) { return emulation::entry(a, true, row + 8 * half, k); }, b, true, add);
 }

@@ -102,7 +102,7 @@ def first_gradients(
 def weight_gradient(x: Tensor, dz: Tensor, pooled: Tensor | None, out: Tensor) -> None:
     replicas, images, H, W, inputs = x.shape
     run = _weights(inputs, dz.shape[-1], H, W, pooled is not None, _number(x))
-    run(replicas, 384, x, dz, pooled, out, out.stride(0), images)
+    run(replicas, 512, x, dz, pooled, out, out.stride(0), images)
 
 
 @cache
@@ -119,9 +119,8 @@ def _convolution(
 ) -> tuple[compiled.Compiled, int]:
     """The kernel, and how many threads a block has."""
     whole = mode == "FLAT" and _reached(H, W) == _TILE
-    taps = 15 if outputs == 32 else 9
     # Behind the planes lie an image's results, or what taps of windows that do not exist reach.
-    fixed = -(-2 * taps * inputs * outputs // 1024) * 1024 + 1024 + (0 if whole else 2048)
+    fixed = -(-18 * inputs * outputs // 1024) * 1024 + 1024 + (0 if whole else 2048)
     group = _planes(inputs, _reached(H, W))
     group += 3 * outputs * (H // 2) * (W // 2) if whole else 0
     group += 2 * (8 * first * _reached(H, W) + 2 * _TILE) if first else 0
@@ -136,10 +135,10 @@ def _convolution(
 
 
 _LAID_OUT = {
-    (32, False, False): (2, 2),
+    (32, False, False): (1, 4),
     (32, True, False): (1, 3),
     (32, True, True): (1, 3),
-    (64, False, False): (1, 3),
+    (64, False, False): (1, 2),
     (64, True, False): (1, 2),
     (64, True, True): (1, 2),
 }

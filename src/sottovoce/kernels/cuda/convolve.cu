@@ -14,9 +14,7 @@ enum { IDENTITY, SIGMOID, RELU, TANH };
 
 constexpr bool BACKWARD = MODE == SLOPE || MODE == SPREAD;
 constexpr int BUFFER = 4 * REACHED * IN * 2;
-constexpr bool PAIRS = OUT == 32;  // one product takes two neighbouring outputs of a line
-constexpr int ACROSS_TAPS = PAIRS ? 5 : 3;
-constexpr int WEIGHTS = 3 * ACROSS_TAPS * IN * OUT * 2;
+constexpr int WEIGHTS = 9 * IN * OUT * 2;
 constexpr bool WHOLE = MODE == FLAT && TILE == AN_IMAGE;  // results of an image leave together
 constexpr int NUMBERS = OUT * (H / 2) * (W / 2);
 constexpr u32 ALL = 0xFFFFFFFFu;
@@ -61,53 +59,72 @@ __device__ __forceinline__ void store16(u16* to, const u32 (&v)[4]) {
   *reinterpret_cast<uint4*>(to) = make_uint4(v[0], v[1], v[2], v[3]);
 }
 
-// Torch's (OUT, IN, 3, 3) float32 weights as the operand (IN / 8, dy, 2 - dx, OUT, 8); backward the
-// tensor is (IN, OUT, 3, 3), flipped. The taps of a line lie from right to left, as two neighbouring
-// outputs want them of one input; if PAIRS, zeros stand for the taps beyond them.
+// Torch's (OUT, IN, 3, 3) float32 weights as the operand (taps, IN / 8, OUT, 8); backward the tensor is
+// (IN, OUT, 3, 3), flipped.
 __device__ __forceinline__ void keep_weights(u8* to, const float* weight) {
   for (int at = threadIdx.x; at < IN * OUT / 2; at += blockDim.x) {
     const int k = at % 4 * 2 + at / (4 * OUT) * 8, n = at / 4 % OUT;
     const float* first = weight + (BACKWARD ? k * OUT + n : n * IN + k) * 9;
     const float* second = first + (BACKWARD ? OUT * 9 : 9);
 #pragma unroll
-    for (int dy = 0; dy < 3; dy++)
-#pragma unroll
-      for (int place = 0; place < ACROSS_TAPS; place++) {
-        const int dx = 2 + PAIRS - place, tap = BACKWARD ? 8 - dy * 3 - dx : dy * 3 + dx;
-        const bool there = dx >= 0 && dx < 3;
-        *reinterpret_cast<u32*>(to + (((k / 8 * 3 + dy) * ACROSS_TAPS + place) * OUT + n) * 16 + k % 8 * 2) =
-            there ? pack(first[tap], second[tap]) : 0;
-      }
+    for (int tap = 0; tap < 9; tap++) {
+      const int from = BACKWARD ? 8 - tap : tap;
+      *reinterpret_cast<u32*>(to + ((tap * (IN / 8) + k / 8) * OUT + n) * 16 + k % 8 * 2) =
+          pack(first[from], second[from]);
+    }
   }
 }
 
-// Four results a window, each 64 windows by OUT channels; if PAIRS those of a line are one product.
-constexpr int PRODUCTS = PAIRS ? 2 : 4;
-typedef float Results[PRODUCTS][2 * OUT / PRODUCTS];
+// Four results a window, each 64 windows by OUT channels.
+typedef float Results[4][OUT / 2];
 
-__device__ __forceinline__ float& result(Results& acc, int part, int r) {
-  return acc[part * PRODUCTS / 4][PAIRS ? part % 2 * (OUT / 2) + r : r];
-}
+// A tile's inputs at one of the 16 places around a window, in registers: those of a few are on their way
+// while the products of another are computed.
+struct Inputs {
+  static constexpr int STEPS = IN / 16, HELD = 3;
+  u32 rows[2][STEPS];  // where this thread's row begins: at its place and at the next one
+  u32 held[HELD][STEPS][4];
 
-// Begin all products of a tile.
-__device__ __forceinline__ void convolve_tile(Results& acc, u32 planes, u32 weights) {
+  __device__ __forceinline__ Inputs(u32 planes, int thread) {
 #pragma unroll
-  for (int line = 0; line < 4; line++) {
-    planes = afresh(planes), weights = afresh(weights);
+    for (int next = 0; next < 2; next++)
 #pragma unroll
-    for (int column = 0; column < 4; column++)
+      for (int k = 0; k < STEPS; k++) {
+        const int place = thread / 32 * 16 + thread % 16 + next;
+        rows[next][k] = planes + address_of<IN, REACHED>(0, place, 2 * k + thread % 32 / 16);
+      }
+  }
+
+  __device__ __forceinline__ void read(int at) {
+    const int line = at / 4, column = at % 4, plane = line % 2 * 2 + column % 2;
 #pragma unroll
-      for (int k = 0; k < IN / 16; k++)
+    for (int k = 0; k < STEPS; k++)
+      read_matrices(held[at % HELD][k],
+                    rows[column / 2][k] + (plane * REACHED + line / 2 * ACROSS) * (2 * IN));
+  }
+};
+
+// All products of a tile but the last are done when this ends.
+__device__ __forceinline__ void convolve_tile(Results& acc, Inputs& inputs, u32 weights) {
+  inputs.read(0), inputs.read(1);
+  weights = afresh(weights);
 #pragma unroll
-        for (int product = 0; product < PRODUCTS; product++) {
-          const int dy = line - product * 2 / PRODUCTS, dx = column - (PAIRS ? 0 : product % 2);
-          if (dy < 0 || dy > 2 || dx < 0 || dx > 2 + PAIRS) continue;
-          const int plane = line % 2 * 2 + column % 2, place = line / 2 * ACROSS + column / 2;
-          const u64 a = operand(planes + (plane * REACHED + place) * (2 * IN) + 32 * k, 0, 16 * IN, IN);
-          const int tap = (2 * k * 3 + dy) * ACROSS_TAPS + 2 + PAIRS - dx;
-          const u64 b = operand(weights + tap * (OUT * 16), 3 * ACROSS_TAPS * OUT * 16, 128, 0);
-          multiply<0>(acc[product], a, b, dy || dx || k);
-        }
+  for (int at = 0; at < 16; at++) {
+    products_begin();
+#pragma unroll
+    for (int part = 0; part < 4; part++) {
+      const int dy = at / 4 - part / 2, dx = at % 4 - part % 2;
+      if (dy < 0 || dy > 2 || dx < 0 || dx > 2) continue;
+#pragma unroll
+      for (int k = 0; k < IN / 16; k++) {
+        const u32 tap = weights + ((dy * 3 + dx) * (IN / 8) + 2 * k) * (OUT * 16);
+        multiply(acc[part], inputs.held[at % 3][k], operand(tap, OUT * 16, 128, 0), dy || dx || k);
+      }
+    }
+    products_begun();
+    if (at == 15) break;
+    products_done<1>();
+    if (at < 14) inputs.read(at + 2);
   }
 }
 
@@ -132,8 +149,8 @@ __device__ __forceinline__ void store_forward(Results& acc, const float* bias, P
 #pragma unroll
         for (int j = 0; j < 4; j++) {
           const int r = (4 * g + j) * 4 + 2 * half, c = (4 * g + j) * 8 + 2 * q;
-          v[j] = pack(activate(result(acc, part, r) + bias[c]),
-                      activate(result(acc, part, r + 1) + bias[c + 1]));
+          v[j] = pack(activate(acc[part][r] + bias[c]),
+                      activate(acc[part][r + 1] + bias[c + 1]));
         }
         turn(v, q);
         const int pixel = (at.image * H + at.y + part / 2) * W + at.x + part % 2;
@@ -150,11 +167,11 @@ __device__ __forceinline__ void store_forward(Results& acc, const float* bias, P
 #pragma unroll
       for (int e = 0; e < 2; e++) {
         const int r = (4 * g + j) * 4 + 2 * half + e;
-        float best = result(acc, 0, r);
+        float best = acc[0][r];
         largest[e] = 0;
 #pragma unroll
         for (int part = 1; part < 4; part++)
-          if (result(acc, part, r) > best) best = result(acc, part, r), largest[e] = part;
+          if (acc[part][r] > best) best = acc[part][r], largest[e] = part;
         a[e] = activate(best + bias[c + e]);
       }
       v[j] = pack(a[0], a[1]);
@@ -185,25 +202,29 @@ __device__ __forceinline__ void store_forward(Results& acc, const float* bias, P
   }
 }
 
-// What the lower layer holds at a thread's results: read while the products are computed.
+// What the lower layer holds at a thread's results: read while the products are computed, eight
+// neighbouring channels at once, and exchanged with the other threads of a row when it is used.
 struct Lower {
-  u32 a[4][OUT / 8];
-  u32 where[4][MODE == SPREAD ? OUT / 16 : 1];
+  uint4 a[4][OUT / 32];
+  uint2 where[4][MODE == SPREAD ? OUT / 32 : 1];
 
   __device__ __forceinline__ void read(const u16* lower, const u8* index, Place at, int q) {
 #pragma unroll
     for (int part = 0; part < 4; part++) {
       const int pixel = (at.image * H + at.y + part / 2) * W + at.x + part % 2;
-      const int from = at.there ? pixel * OUT + 2 * q : 0;
+      const int from = at.there ? pixel * OUT + 8 * q : 0;
 #pragma unroll
-      for (int j = 0; j < OUT / 8; j++) {
-        a[part][j] = read4(lower + from + 8 * j);
-        if (MODE == SPREAD) {
-          const u32 two = *reinterpret_cast<const u16*>(index + from + 8 * j);
-          where[part][j / 2] = j % 2 ? where[part][j / 2] | two << 16 : two;
-        }
+      for (int g = 0; g < OUT / 32; g++) {
+        a[part][g] = read16(lower + from + 32 * g);
+        if (MODE == SPREAD) where[part][g] = read8(index + from + 32 * g);
       }
     }
+  }
+
+  // Of the channels 8 (4 g + j) + 2 q and the next one: entry j.
+  __device__ __forceinline__ void give(u32 (&v)[4], int part, int g, int q) const {
+    v[0] = a[part][g].x, v[1] = a[part][g].y, v[2] = a[part][g].z, v[3] = a[part][g].w;
+    turn(v, q);
   }
 };
 
@@ -215,17 +236,16 @@ __device__ __forceinline__ void store_backward(Results& acc, float (&total)[OUT 
     const int y = at.y + part / 2, x = at.x + part % 2;
 #pragma unroll
     for (int g = 0; g < OUT / 32; g++) {
-      u32 v[4], where[4];
+      u32 v[4], a[4];
+      below.give(a, part, g, q);
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         const int r = (4 * g + j) * 4 + 2 * half;
-        const u32 a = below.a[part][4 * g + j];
-        const float low = at.there ? result(acc, part, r) * slope(low_of(a)) : 0.0f;
-        const float high = at.there ? result(acc, part, r + 1) * slope(high_of(a)) : 0.0f;
+        const float low = at.there ? acc[part][r] * slope(low_of(a[j])) : 0.0f;
+        const float high = at.there ? acc[part][r + 1] * slope(high_of(a[j])) : 0.0f;
         total[(4 * g + j) * 2] += low;
         total[(4 * g + j) * 2 + 1] += high;
         v[j] = pack(low, high);
-        if (MODE == SPREAD) where[j] = below.where[part][2 * g + j / 2] >> (j % 2 * 16) & 0xFFFF;
       }
       turn(v, q);
       const int channel = (4 * g + q) * 8;
@@ -234,16 +254,12 @@ __device__ __forceinline__ void store_backward(Results& acc, float (&total)[OUT 
         if (at.there) store16(out + pixel * OUT + channel, v);
         continue;
       }
-      turn(where, q);
 #pragma unroll
       for (int to = 0; to < 4; to++) {
-        u32 some[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-          const u32 low = (where[j] & 0xFF) == to ? 0xFFFFu : 0u;
-          const u32 high = (where[j] >> 8) == to ? 0xFFFF0000u : 0u;
-          some[j] = v[j] & (low | high);
-        }
+        const u32 first = chosen(below.where[part][g].x, to), second = chosen(below.where[part][g].y, to);
+        const u32 some[4] = {
+            v[0] & __byte_perm(first, 0, 0x1100), v[1] & __byte_perm(first, 0, 0x3322),
+            v[2] & __byte_perm(second, 0, 0x1100), v[3] & __byte_perm(second, 0, 0x3322)};
         const int wide = (at.image * 2 * H + 2 * y + to / 2) * 2 * W + 2 * x + to % 2;
         if (at.there) store16(out + wide * OUT + channel, some);
       }
@@ -297,7 +313,7 @@ struct FirstLayer {
 
   // lower: what the layer holds, of the windows `lane / 4` and 8 behind of a warp's 16.
   __device__ __forceinline__ void add(Results& acc, const Lower (&lower)[2], const Place (&at)[2],
-                                      const u16* inputs, int first) {
+                                      const u16* inputs, int first, int q) {
 #pragma unroll
     for (int part = 0; part < 4; part++) {
       u32 a[TAPS / 16 + !TAPS][4];
@@ -307,15 +323,19 @@ struct FirstLayer {
         for (int e = 0; e < 4; e++)
           a[block][e] = *reinterpret_cast<const u32*>(
               inputs + from[block][e % 2][part] + first + e / 2 * 8);
+      u32 below[2][OUT / 32][4];
+#pragma unroll
+      for (int g = 0; g < OUT / 32; g++)
+        lower[0].give(below[0][g], part, g, q), lower[1].give(below[1][g], part, g, q);
 #pragma unroll
       for (int j = 0; j < OUT / 8; j++) {
         u32 b[2];
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-          const u32 below = lower[half].a[part][j];
+          const u32 two = below[half][j / 4][j % 4];
           const int r = 4 * j + 2 * half;
-          const float low = result(acc, part, r) * slope(low_of(below));
-          const float high = result(acc, part, r + 1) * slope(high_of(below));
+          const float low = acc[part][r] * slope(low_of(two));
+          const float high = acc[part][r + 1] * slope(high_of(two));
           b[half] = transposed(at[half].there ? pack(low, high) : 0);
         }
 #pragma unroll
@@ -411,14 +431,12 @@ convolve(const u16* x, const u8* x_index, const float* weight, u64 weight_stride
   float added[OUT / 4] = {};
   FirstLayer layer;
   layer.begin(threadIdx.x % 32);
+  Inputs around(planes, thread);
   for (u32 tile = group; tile < tiles; tile += GROUPS) {
     copies_done<0>();
-    show_to_tensor_cores();
     meet(group);
     Results acc;
-    products_begin();
-    convolve_tile(acc, planes, weights);
-    products_begun();
+    convolve_tile(acc, around, weights);
     const u32 within = thread / 32 * 16, first = tile * TILE + within + thread % 32 / 4;
     const Place at[2] = {place_of(first, images), place_of(first + 8, images)};
     Lower below[2];
@@ -432,7 +450,7 @@ convolve(const u16* x, const u8* x_index, const float* weight, u64 weight_stride
     meet(group);
     if (tile + GROUPS < tiles) fill(tile + GROUPS);
     if (FIRST) {
-      layer.add(acc, below, at, kept, within + 2 * q);
+      layer.add(acc, below, at, kept, within + 2 * q, q);
       continue;
     }
 #pragma unroll

@@ -118,39 +118,53 @@ __device__ __forceinline__ void products_done() {
       "+f"(d[i + 6]), "+f"(d[i + 7])
 #define R32(d, i) R8(d, i), R8(d, i + 8), R8(d, i + 16), R8(d, i + 24)
 
-// d (+)= a b for 64 rows and 2 columns a number of `d`, 16 products each. TURNED: operands lie by
-// columns.
-template <int TURNED>
-__device__ __forceinline__ void multiply(float (&d)[16], u64 a, u64 b, bool add) {
+// Four 8x8 matrices of 16-bit numbers from shared memory, two neighbours of a row to each thread of a
+// warp. Threads 8 i to 8 i + 7 name the rows of matrix i.
+__device__ __forceinline__ void read_matrices(u32 (&v)[4], u32 row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+               : "r"(row)
+               : "memory");
+}
+
+#define D16 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}"
+#define D32 \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, " \
+  "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
+
+// d (+)= a b for 64 rows and 2 columns a number of `d`, 16 products each. `a` lies in registers, each
+// warp's 16 rows as `read_matrices` reads them: upper and lower left, upper and lower right.
+__device__ __forceinline__ void multiply(float (&d)[16], const u32 (&a)[4], u64 b, bool add) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 " D16
+      ", {%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}\n"
+      : R8(d, 0), R8(d, 8)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+}
+
+__device__ __forceinline__ void multiply(float (&d)[32], const u32 (&a)[4], u64 b, bool add) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " D32
+      ", {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}\n"
+      : R32(d, 0)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+}
+
+// The same with `a` in shared memory; both operands lie by columns.
+__device__ __forceinline__ void multiply_turned(float (&d)[16], u64 a, u64 b, bool add) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-      "%16, %17, p, 1, 1, %19, %19;\n}\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 " D16 ", %16, %17, p, 1, 1, 1, 1;\n}\n"
       : R8(d, 0), R8(d, 8)
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(TURNED));
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
 
-template <int TURNED>
-__device__ __forceinline__ void multiply(float (&d)[32], u64 a, u64 b, bool add) {
+__device__ __forceinline__ void multiply_turned(float (&d)[32], u64 a, u64 b, bool add) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
-      "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, p, 1, 1, %35, %35;\n}\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " D32 ", %32, %33, p, 1, 1, 1, 1;\n}\n"
       : R32(d, 0)
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(TURNED));
-}
-
-template <int TURNED>
-__device__ __forceinline__ void multiply(float (&d)[64], u64 a, u64 b, bool add) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, "
-      "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, "
-      "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, "
-      "%56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, p, 1, 1, %67, %67;\n}\n"
-      : R32(d, 0), R32(d, 32)
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(TURNED));
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }

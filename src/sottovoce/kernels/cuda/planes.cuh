@@ -49,6 +49,12 @@ __device__ __forceinline__ void copy_planes(u32 to, const u16* images, u32 row, 
   }
 }
 
+// 0xFF in the bytes that are `part`, of four bytes from 0 to 3.
+__device__ __forceinline__ u32 chosen(u32 four, u32 part) {
+  const u32 other = four ^ part * 0x01010101u;
+  return (((other | other >> 1) & 0x01010101u) ^ 0x01010101u) * 0xFF;
+}
+
 // Gradients behind a max pool on their way to the planes: of every window the entry that was its
 // largest, (images, H / 2, W / 2, CHANNELS), and which of the four that was.
 template <int CHANNELS, int COUNT, int BEFORE, int THREADS>
@@ -94,12 +100,6 @@ struct Pooled {
             planes + address_of<CHANNELS, COUNT>(p % 2 * 2 + q % 2, place, chunk)) = v;
       }
     }
-  }
-
-  // 0xFF in the bytes that are `part`, of four bytes from 0 to 3.
-  static __device__ __forceinline__ u32 chosen(u32 four, u32 part) {
-    const u32 other = four ^ part * 0x01010101u;
-    return ((other | other >> 1) & 0x01010101u ^ 0x01010101u) * 0xFF;
   }
 };
 

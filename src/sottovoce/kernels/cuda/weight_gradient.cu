@@ -1,7 +1,7 @@
 // The gradient of a 3x3 "same" convolution's weights, straight into flat rows.
 //
-// One block computes one replica: each of its three groups of 128 threads the three taps of one line.
-// Windows are the products' inner index; both operands are planes as they lie.
+// One block computes one replica: each of three groups of 128 threads the three taps of one line, while
+// a fourth copies. Windows are the products' inner index; both operands are planes as they lie.
 //
 // POOLED: whether dz is a gradient behind a max pool, given by the largest entries alone.
 
@@ -27,7 +27,7 @@ __device__ __forceinline__ void add_tile(float (&acc)[PRODUCTS][COLUMNS / 2], u3
         if (PAIRS) {
           const u64 a = operand(outputs, TILE * 2 * OUT, 16 * OUT, OUT);
           const u64 b = operand(inputs + n * 2 * IN, REACHED * 2 * IN, 16 * IN, IN);
-          multiply<1>(acc[n], a, b, !first || k || p);
+          multiply_turned(acc[n], a, b, !first || k || p);
           continue;
         }
 #pragma unroll
@@ -35,7 +35,7 @@ __device__ __forceinline__ void add_tile(float (&acc)[PRODUCTS][COLUMNS / 2], u3
           const int place = (n + q) % 2 * REACHED + (n + q) / 2;
           const u64 a = operand(outputs + q * TILE * 2 * OUT, 0, 16 * OUT, OUT);
           const u64 b = operand(inputs + place * 2 * IN, 0, 16 * IN, IN);
-          multiply<1>(acc[n], a, b, !first || k || p || q);
+          multiply_turned(acc[n], a, b, !first || k || p || q);
         }
       }
     }
@@ -43,7 +43,7 @@ __device__ __forceinline__ void add_tile(float (&acc)[PRODUCTS][COLUMNS / 2], u3
 
 // x: (replicas, images, H, W, IN); dz: (replicas, images, H, W, OUT), or if POOLED its largest entries
 // and which those are, dz_index; grad: (OUT, IN, 3, 3) float32, rows `stride` numbers apart.
-extern "C" __global__ void __launch_bounds__(384, 1)
+extern "C" __global__ void __launch_bounds__(512, 1)
 weight_gradient(const u16* x, const u16* dz, const u8* dz_index, float* grad, u64 stride, int images) {
   extern __shared__ __align__(1024) u8 memory[];
   const u64 replica = blockIdx.x;
@@ -58,40 +58,47 @@ weight_gradient(const u16* x, const u16* dz, const u8* dz_index, float* grad, u6
   // Outputs that do not exist are zero, and meet inputs beyond the copied ones, which must be finite.
   clear(memory, STAGES * BUFFER);
   __syncthreads();
-  Pooled<OUT, TILE, 0, 384> pooled;
-  auto read = [&](u32 tile) {
-    if (POOLED) pooled.read(dz, dz_index, tile * ROWS, images, threadIdx.x);
-  };
-  auto fill = [&](u32 tile, u32 stage) {
-    const u32 to = stage * BUFFER;
-    if (tile < tiles) copy_planes<IN, REACHED, 1, 384>(planes + to, x, tile * ROWS, images, threadIdx.x);
-    if (POOLED) {
-      pooled.write(memory + to + PLANES_X, threadIdx.x);
-      read(tile + 1);
-    } else if (tile < tiles) {
-      copy_planes<OUT, TILE, 0, 384>(planes + to + PLANES_X, dz, tile * ROWS, images, threadIdx.x);
-    }
-    copies_begun();
-  };
-  read(0);
-  for (u32 tile = 0; tile < AHEAD; tile++) fill(tile, tile);
   float acc[PRODUCTS][COLUMNS / 2];
-  for (u32 tile = 0, stage = 0, next = AHEAD; tile < tiles; tile++) {
-    copies_done<AHEAD - 1>();
-    show_to_tensor_cores();
-    // All groups are past the products of the tile before the last, whose stage is filled again.
-    __syncthreads();
-    products_begin();
-    add_tile(acc, planes + stage * BUFFER, dy, tile == 0);
-    products_begun();
-    fill(tile + AHEAD, next);
-    products_done<1>();
-    stage = stage + 1 < STAGES ? stage + 1 : 0;
-    next = next + 1 < STAGES ? next + 1 : 0;
+  if (dy == 3) {
+    Pooled<OUT, TILE, 0, 128> pooled;
+    auto read = [&](u32 tile) {
+      if (POOLED) pooled.read(dz, dz_index, tile * ROWS, images, thread);
+    };
+    auto fill = [&](u32 tile, u32 stage) {
+      const u32 to = stage * BUFFER;
+      if (tile < tiles) {
+        copy_planes<IN, REACHED, 1, 128>(planes + to, x, tile * ROWS, images, thread);
+        if (POOLED) pooled.write(memory + to + PLANES_X, thread);
+        else copy_planes<OUT, TILE, 0, 128>(planes + to + PLANES_X, dz, tile * ROWS, images, thread);
+      }
+      copies_begun();
+      read(tile + 1);
+    };
+    read(0);
+    for (u32 tile = 0; tile < AHEAD; tile++) fill(tile, tile);
+    for (u32 tile = 0, next = AHEAD; tile < tiles; tile++) {
+      copies_done<AHEAD - 1>();
+      show_to_tensor_cores();
+      // The others are past the products of the tile before the last, whose stage is filled again.
+      __syncthreads();
+      fill(tile + AHEAD, next);
+      next = next + 1 < STAGES ? next + 1 : 0;
+    }
+    copies_done<0>();
+  } else {
+    for (u32 tile = 0, stage = 0; tile < tiles; tile++) {
+      __syncthreads();
+      products_begin();
+      add_tile(acc, planes + stage * BUFFER, dy, tile == 0);
+      products_begun();
+      products_done<1>();
+      stage = stage + 1 < STAGES ? stage + 1 : 0;
+    }
+    products_done<0>();
   }
-  products_done<0>();
   const int row = thread / 32 * 16 + thread % 32 / 4, q = thread % 4;
   if (!PAIRS) {
+    if (dy < 3)
 #pragma unroll
     for (int dx = 0; dx < PRODUCTS; dx++)
 #pragma unroll
@@ -102,11 +109,10 @@ weight_gradient(const u16* x, const u16* dz, const u8* dz_index, float* grad, u6
     return;
   }
   // Rows 0 to 31 are of the left outputs, 32 to 63 of the right ones; columns of inputs 2 n, 2 n + 1.
-  copies_done<0>();
   __syncthreads();
   float* sums = reinterpret_cast<float*>(memory) + dy * 3 * 32 * IN;
   for (int right = 1; right >= 0; right--) {
-    if (row / 32 == right)
+    if (dy < 3 && row / 32 == right)
 #pragma unroll
       for (int n = 0; n < PRODUCTS; n++)
 #pragma unroll
