@@ -26,7 +26,7 @@ from sottovoce.storage.identity import fingerprint
 
 _LARGE_CACHE = 1 << 21
 """Bytes of a core's own cache from which on it keeps a piece of a gather."""
-_SMALL_PIECE, _LARGE_PIECE = 3, 24
+_SMALL_PIECE, _LARGE_PIECE = 3, 16
 """Blocks of work in such a piece, and in one where caches are small."""
 _SHARED_CACHE = 12 << 20
 """Bytes of a round's samples up to which they are read twice where they lie, and not copied."""
