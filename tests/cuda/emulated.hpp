@@ -193,7 +193,28 @@ inline u32 __byte_perm(u32 first, u32 second, u32 chosen) {
   return found;
 }
 
-inline void meet(int group) { emulation::wait_at(group + 1, 128); }
+template <int COUNT = 128>
+void meet(int group) { emulation::wait_at(group + 1, COUNT); }
+struct Gate { u16 wanted, arrived; u32 openings; };
+inline void make_gate(u64* gate, u32 count) {
+  const Gate made = {static_cast<u16>(count), 0, 0};
+  std::memcpy(gate, &made, sizeof made);
+}
+inline void arrive(u64* gate) {
+  Gate& one = *reinterpret_cast<Gate*>(gate);
+  emulation::moved++;
+  if (++one.arrived == one.wanted) one.arrived = 0, one.openings++;
+}
+inline void wait_for(u64* gate, u32 opening) {
+  Gate& one = *reinterpret_cast<Gate*>(gate);
+  // What a parity can tell: whether the number of openings so far is even.
+  while (one.openings % 2 == opening % 2) emulation::yield();
+}
+
+template <int COUNT>
+void keep_registers() {}
+template <int COUNT>
+void take_registers() {}
 inline void __syncthreads() { emulation::wait_at(0, blockDim.x); }
 
 inline float tanh_of(float z) { return std::tanh(z); }
@@ -270,30 +291,6 @@ inline void products_begun() { emulation::begun(emulation::threads[threadIdx.x].
 template <int LEFT>
 void products_done() { emulation::finish(emulation::threads[threadIdx.x].products, LEFT); }
 
-namespace emulation {
-
-// Later: d (+)= left right, for this thread's two rows and the columns of its numbers.
-template <size_t COUNT, class Left>
-void multiply_later(float (&d)[COUNT], Left left, u64 b, bool turned, bool add) {
-  float* to = d;
-  const u32 column = threadIdx.x % 4 * 2;
-  threads[threadIdx.x].products.back().push_back([=] {
-    for (u32 j = 0; j < COUNT / 4; j++)
-      for (u32 e = 0; e < 2; e++) {
-        float right[16];
-        for (u32 k = 0; k < 16; k++) right[k] = entry(b, turned, 8 * j + column + e, k);
-        for (u32 half = 0; half < 2; half++) {
-          float sum = 0;
-          for (u32 k = 0; k < 16; k++) sum += left(half, k) * right[k];
-          float& number = to[4 * j + 2 * half + e];
-          number = add ? number + sum : sum;
-        }
-      }
-  });
-}
-
-}  // namespace emulation
-
 inline void read_matrices(u32 (&v)[4], u32 row) {
   const u32 lane = threadIdx.x % 32, first = threadIdx.x - lane;
   emulation::exchanged[threadIdx.x] = row;
@@ -303,7 +300,13 @@ inline void read_matrices(u32 (&v)[4], u32 row) {
   emulation::wait_at(16 + first / 32, 32);
 }
 
-template <size_t COUNT>
+inline void read_turned(u32 (&v)[4], u32 column) {
+  u32 found[4];
+  read_matrices(found, column);
+  for (u32 i = 0; i < 4; i++) v[i] = transposed(found[i]);
+}
+
+template <int TURNED = 0, size_t COUNT>
 void multiply(float (&d)[COUNT], const u32 (&a)[4], u64 b, bool add) {
   const u32 lane = threadIdx.x % 32;
   std::array<std::array<float, 16>, 2> rows;
@@ -313,12 +316,20 @@ void multiply(float (&d)[COUNT], const u32 (&a)[4], u64 b, bool add) {
       for (u32 e = 0; e < 2; e++)
         rows[i % 2][i / 2 * 8 + 2 * from + e] = emulation::number(two >> 16 * e & 0xFFFF);
     }
-  emulation::multiply_later(d, [=](u32 half, u32 k) { return rows[half][k]; }, b, false, add);
-}
-
-template <size_t COUNT>
-void multiply_turned(float (&d)[COUNT], u64 a, u64 b, bool add) {
-  const u32 row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
-  emulation::multiply_later(
-      d, [=](u32 half, u32 k) { return emulation::entry(a, true, row + 8 * half, k); }, b, true, add);
+  float* to = d;
+  const u32 column = lane % 4 * 2;
+  emulation::threads[threadIdx.x].products.back().push_back([=] {
+    for (u32 j = 0; j < COUNT / 4; j++)
+      for (u32 e = 0; e < 2; e++) {
+        float right[16];
+        for (u32 k = 0; k < 16; k++)
+          right[k] = emulation::entry(b, TURNED, 8 * j + column + e, k);
+        for (u32 half = 0; half < 2; half++) {
+          float sum = 0;
+          for (u32 k = 0; k < 16; k++) sum += rows[half][k] * right[k];
+          float& number = to[4 * j + 2 * half + e];
+          number = add ? number + sum : sum;
+        }
+      }
+  });
 }

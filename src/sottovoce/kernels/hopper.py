@@ -20,7 +20,7 @@ _MOST_SHARED = 227 * 1024
 _TILE = 64
 _WIDEST = 512
 """Channels times places across: 128 threads copy at least a row of pixels at once."""
-_MOST_STAGES = 5
+_MOST_STAGES, _GATES = 5, 128
 _MOST_FIRST = 3
 
 
@@ -150,9 +150,9 @@ def _weights(
     inputs: int, outputs: int, H: int, W: int, pooled: bool, device: int
 ) -> compiled.Compiled:
     stage = _planes(inputs, _reached(H, W)) + _planes(outputs, _TILE)
-    stages = min(_MOST_STAGES, _MOST_SHARED // stage)
+    stages = min(_MOST_STAGES, (_MOST_SHARED - _GATES) // stage)
     return compiled.kernel(
-        "weight_gradient", stages * stage, device, IN=inputs, OUT=outputs, H=H, W=W,
+        "weight_gradient", stages * stage + _GATES, device, IN=inputs, OUT=outputs, H=H, W=W,
         STAGES=stages, POOLED=int(pooled),
     )  # fmt: skip
 

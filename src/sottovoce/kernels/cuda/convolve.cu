@@ -78,10 +78,10 @@ __device__ __forceinline__ void keep_weights(u8* to, const float* weight) {
 // Four results a window, each 64 windows by OUT channels.
 typedef float Results[4][OUT / 2];
 
-// A tile's inputs at one of the 16 places around a window, in registers: those of a few are on their way
-// while the products of another are computed.
+// A tile's inputs at the 16 places around a window, in registers: those of one place are read while the
+// products of another are computed.
 struct Inputs {
-  static constexpr int STEPS = IN / 16, HELD = 3;
+  static constexpr int STEPS = IN / 16, HELD = 2;
   u32 rows[2][STEPS];  // where this thread's row begins: at its place and at the next one
   u32 held[HELD][STEPS][4];
 
@@ -106,7 +106,7 @@ struct Inputs {
 
 // All products of a tile but the last are done when this ends.
 __device__ __forceinline__ void convolve_tile(Results& acc, Inputs& inputs, u32 weights) {
-  inputs.read(0), inputs.read(1);
+  inputs.read(0);
   weights = afresh(weights);
 #pragma unroll
   for (int at = 0; at < 16; at++) {
@@ -118,13 +118,13 @@ __device__ __forceinline__ void convolve_tile(Results& acc, Inputs& inputs, u32 
 #pragma unroll
       for (int k = 0; k < IN / 16; k++) {
         const u32 tap = weights + ((dy * 3 + dx) * (IN / 8) + 2 * k) * (OUT * 16);
-        multiply(acc[part], inputs.held[at % 3][k], operand(tap, OUT * 16, 128, 0), dy || dx || k);
+        multiply(acc[part], inputs.held[at % Inputs::HELD][k], operand(tap, OUT * 16, 128, 0), dy || dx || k);
       }
     }
     products_begun();
     if (at == 15) break;
     products_done<1>();
-    if (at < 14) inputs.read(at + 2);
+    inputs.read(at + 1);
   }
 }
 
@@ -267,23 +267,35 @@ __device__ __forceinline__ void store_backward(Results& acc, float (&total)[OUT 
   }
 }
 
-// The first layer's inputs around a tile, (images, FIRST, H, W), to both copies of their planes.
-__device__ __forceinline__ void copy_inputs(u16* to, const u16* images, u32 row, int count, int thread) {
-  constexpr int LINES_COPIED = 2 * REACHED / ACROSS, A_CHANNEL = LINES_COPIED * W;
-  constexpr int TURNS = (FIRST * A_CHANNEL + 127) / 128;
+// The first layer's inputs around a tile, (images, FIRST, H, W), on their way to both copies of their
+// planes.
+struct Around {
+  static constexpr int LINES_COPIED = 2 * REACHED / ACROSS, A_CHANNEL = LINES_COPIED * W;
+  static constexpr int TURNS = (FIRST * A_CHANNEL + 127) / 128;
+  u16 values[TURNS + !TURNS];
+
+  __device__ __forceinline__ void read(const u16* images, u32 row, int count, int thread) {
 #pragma unroll
-  for (int turn = 0; turn < TURNS; turn++) {
-    const int at = turn * 128 + thread, channel = at / A_CHANNEL, x = at % W;
-    const int begin = at % A_CHANNEL / W, p = begin % 2, column = (x + 1) / 2, q = (x + 1) % 2;
-    if (channel >= FIRST) break;
-    const int line = row + begin / 2, image = line / LINES, y = 2 * (line % LINES) + p - 1;
-    const bool there = image < count && y >= 0 && y < H;
-    const u16 value = there ? images[((image * FIRST + channel) * H + y) * W + x] : 0;
-    u16* place = to + (channel * 8 + 2 * p + q) * REACHED + begin / 2 * ACROSS + column;
-    place[0] = value;
-    if (column) place[4 * REACHED - 1] = value;
+    for (int turn = 0; turn < TURNS; turn++) {
+      const int at = turn * 128 + thread, channel = at / A_CHANNEL, begin = at % A_CHANNEL / W;
+      const int line = row + begin / 2, image = line / LINES, y = 2 * (line % LINES) + begin % 2 - 1;
+      const bool there = channel < FIRST && image < count && y >= 0 && y < H;
+      values[turn] = there ? images[((image * FIRST + channel) * H + y) * W + at % W] : 0;
+    }
   }
-}
+
+  __device__ __forceinline__ void write(u16* to, int thread) const {
+#pragma unroll
+    for (int turn = 0; turn < TURNS; turn++) {
+      const int at = turn * 128 + thread, channel = at / A_CHANNEL, begin = at % A_CHANNEL / W;
+      if (channel >= FIRST) break;
+      const int column = (at % W + 1) / 2, q = (at % W + 1) % 2;
+      u16* place = to + (channel * 8 + begin % 2 * 2 + q) * REACHED + begin / 2 * ACROSS + column;
+      place[0] = values[turn];
+      if (column) place[4 * REACHED - 1] = values[turn];
+    }
+  }
+};
 
 // The weights' gradient of the first layer: of what reaches its sums, added up tile by tile.
 struct FirstLayer {
@@ -431,23 +443,24 @@ convolve(const u16* x, const u8* x_index, const float* weight, u64 weight_stride
   float added[OUT / 4] = {};
   FirstLayer layer;
   layer.begin(threadIdx.x % 32);
-  Inputs around(planes, thread);
+  Inputs own_inputs(planes, thread);
   for (u32 tile = group; tile < tiles; tile += GROUPS) {
     copies_done<0>();
     meet(group);
-    Results acc;
-    convolve_tile(acc, around, weights);
     const u32 within = thread / 32 * 16, first = tile * TILE + within + thread % 32 / 4;
     const Place at[2] = {place_of(first, images), place_of(first + 8, images)};
+    // What is wanted behind the products is read before them.
     Lower below[2];
+    Around beneath;
     if (BACKWARD) below[0].read(lower, index, at[0], q);
-    if (FIRST) {
-      below[1].read(lower, index, at[1], q);
-      copy_inputs(kept, inputs, tile * ROWS, images, thread);
-    }
+    if (FIRST) beneath.read(inputs, tile * ROWS, images, thread);
     read(tile + GROUPS);
+    Results acc;
+    convolve_tile(acc, own_inputs, weights);
+    if (FIRST) beneath.write(kept, thread);
     products_done<0>();
     meet(group);
+    if (BACKWARD) below[1].read(lower, index, at[1], q);
     if (tile + GROUPS < tiles) fill(tile + GROUPS);
     if (FIRST) {
       layer.add(acc, below, at, kept, within + 2 * q, q);
@@ -455,8 +468,7 @@ convolve(const u16* x, const u8* x_index, const float* weight, u64 weight_stride
     }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      if (BACKWARD && half) below[0].read(lower, index, at[1], q);
-      if (BACKWARD) store_backward(acc, added, below[0], at[half], half, q, out);
+      if (BACKWARD) store_backward(acc, added, below[half], at[half], half, q, out);
       else if (WHOLE) store_forward(acc, biases, at[half], half, q, kept, kept_index);
       else store_forward(acc, biases, at[half], half, q, out, index);
     }

@@ -33,9 +33,41 @@ __device__ __forceinline__ void show_to_tensor_cores() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// The 128 threads of a group wait for one another.
+// The threads of a group wait for one another.
+template <int COUNT = 128>
 __device__ __forceinline__ void meet(int group) {
-  asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
+  asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(COUNT) : "memory");
+}
+
+// A gate in shared memory opens each time that `count` threads have arrived; its first opening is
+// number 0. Who waits for an opening may be late by one, not more.
+__device__ __forceinline__ void make_gate(u64* gate, u32 count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(gate)), "r"(count) : "memory");
+}
+
+__device__ __forceinline__ void arrive(u64* gate) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(gate)) : "memory");
+}
+
+__device__ __forceinline__ void wait_for(u64* gate, u32 opening) {
+  asm volatile(
+      "{\n.reg .pred open;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 open, [%0], %1;\n"
+      "@!open bra again;\n}\n" ::"r"(shared_address(gate)),
+      "r"(opening % 2)
+      : "memory");
+}
+
+// Registers move from the groups that need few to those that need many; whole groups say so.
+template <int COUNT>
+__device__ __forceinline__ void keep_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+template <int COUNT>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
 __device__ __forceinline__ float tanh_of(float z) {
@@ -78,13 +110,13 @@ __device__ __forceinline__ uint4 read16(const void* from) {
 // An 8x8 matrix of 16-bit numbers, two neighbours of a row in each thread of a warp, transposed.
 __device__ __forceinline__ u32 transposed(u32 two) {
   u32 v;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(v) : "r"(two));
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(v) : "r"(two));
   return v;
 }
 
 // d += a b by one warp: 16 rows, 8 columns, 16 products each.
 __device__ __forceinline__ void multiply_small(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm volatile(
+  asm(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
@@ -127,44 +159,38 @@ __device__ __forceinline__ void read_matrices(u32 (&v)[4], u32 row) {
                : "memory");
 }
 
+// The same, every matrix turned: threads name its columns.
+__device__ __forceinline__ void read_turned(u32 (&v)[4], u32 column) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+               : "r"(column)
+               : "memory");
+}
+
 #define D16 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}"
 #define D32 \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, " \
   "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
 
 // d (+)= a b for 64 rows and 2 columns a number of `d`, 16 products each. `a` lies in registers, each
-// warp's 16 rows as `read_matrices` reads them: upper and lower left, upper and lower right.
+// warp's 16 rows as `read_matrices` reads them: upper and lower left, upper and lower right. TURNED: b
+// lies by columns.
+template <int TURNED = 0>
 __device__ __forceinline__ void multiply(float (&d)[16], const u32 (&a)[4], u64 b, bool add) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 " D16
-      ", {%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}\n"
+      ", {%16, %17, %18, %19}, %20, p, 1, 1, %22;\n}\n"
       : R8(d, 0), R8(d, 8)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(TURNED));
 }
 
+template <int TURNED = 0>
 __device__ __forceinline__ void multiply(float (&d)[32], const u32 (&a)[4], u64 b, bool add) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " D32
-      ", {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}\n"
+      ", {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}\n"
       : R32(d, 0)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
-}
-
-// The same with `a` in shared memory; both operands lie by columns.
-__device__ __forceinline__ void multiply_turned(float (&d)[16], u64 a, u64 b, bool add) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 " D16 ", %16, %17, p, 1, 1, 1, 1;\n}\n"
-      : R8(d, 0), R8(d, 8)
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
-}
-
-__device__ __forceinline__ void multiply_turned(float (&d)[32], u64 a, u64 b, bool add) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " D32 ", %32, %33, p, 1, 1, 1, 1;\n}\n"
-      : R32(d, 0)
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(TURNED));
 }
