@@ -118,31 +118,26 @@ def _convolution(
     first: int = 0,
 ) -> tuple[compiled.Compiled, int]:
     """The kernel, and how many threads a block has."""
-    whole = mode == "FLAT" and _reached(H, W) == _TILE
-    # Behind the planes lie an image's results, or what taps of windows that do not exist reach.
-    fixed = -(-18 * inputs * outputs // 1024) * 1024 + 1024 + (0 if whole else 2048)
-    group = _planes(inputs, _reached(H, W))
-    group += 3 * outputs * (H // 2) * (W // 2) if whole else 0
-    group += 2 * (8 * first * _reached(H, W) + 2 * _TILE) if first else 0
-    blocks, groups = _LAID_OUT[outputs, mode in ("SLOPE", "SPREAD"), pooled]
-    groups = min(groups, (_MOST_SHARED // blocks - 1024 - fixed) // group)
+    reached = _reached(H, W)
+    groups = 2 if outputs == 64 else 3
+    own = 3 * outputs * (H // 2) * (W // 2) if mode == "FLAT" and reached == _TILE else 0
+    own += 2 * (8 * first * reached + 2 * _TILE) if first else 0
+    # Behind all lies what taps of windows that do not exist reach.
+    fixed = -(-18 * inputs * outputs // 1024) * 1024 + 1024 + groups * own + 2048
+    buffers = min(_MOST_BUFFERS, (_MOST_SHARED - fixed) // _planes(inputs, reached))
+    few, many = _REGISTERS[groups]
     run = compiled.kernel(
-        "convolve", fixed + groups * group, device, IN=inputs, OUT=outputs, H=H, W=W, MODE=mode,
-        ACT=_ACTIVATIONS[activation], GROUPS=groups, BLOCKS=blocks, POOLED=int(pooled),
-        FIRST=first,
+        "convolve", fixed + buffers * _planes(inputs, reached), device, IN=inputs, OUT=outputs,
+        H=H, W=W, MODE=mode, ACT=_ACTIVATIONS[activation], GROUPS=groups, BUFFERS=buffers,
+        POOLED=int(pooled), FIRST=first, HELD=_HELD, FEW=few, MANY=many,
     )  # fmt: skip
-    return run, 128 * groups
+    return run, 128 * (groups + 1)
 
 
-_LAID_OUT = {
-    (32, False, False): (1, 4),
-    (32, True, False): (1, 3),
-    (32, True, True): (1, 3),
-    (64, False, False): (1, 2),
-    (64, True, False): (1, 2),
-    (64, True, True): (1, 2),
-}
-"""Blocks a multiprocessor and groups a block, as registers allow: by outputs, backward and pooled."""
+_MOST_BUFFERS = 6
+_HELD = 3
+_REGISTERS = {2: (56, 224), 3: (56, 152)}
+"""Of threads that copy and that multiply, by the groups that multiply: all that there are."""
 
 
 @cache
@@ -153,7 +148,7 @@ def _weights(
     stages = min(_MOST_STAGES, (_MOST_SHARED - _GATES) // stage)
     return compiled.kernel(
         "weight_gradient", stages * stage + _GATES, device, IN=inputs, OUT=outputs, H=H, W=W,
-        STAGES=stages, POOLED=int(pooled),
+        STAGES=stages, POOLED=int(pooled), HELD=_HELD, LATE=1,
     )  # fmt: skip
 
 

@@ -1,13 +1,14 @@
 // A 3x3 "same" convolution with weights of every replica's own, and what follows it.
 //
-// One block computes one replica; each of its GROUPS groups of 128 threads has windows of its own, so
-// that the copies and results of one group pass while another multiplies.
+// One block computes one replica. Each of its GROUPS groups of 128 threads has tiles of its own, so that
+// the results of one group pass while another multiplies; one more group copies, into BUFFERS buffers.
 //
 // MODE: forward "STORE", "POOL" (largest of each window and its place), "FLAT" (the same, channels
 // outermost); backward, to the sums of the lower layer, "SLOPE", or "SPREAD" over its pool's windows.
 // ACT: the activation forward, or the lower layer's backward. POOLED: whether x is a gradient behind a
 // max pool, given by the largest entries alone. FIRST: if not 0, the lower layer is the first, with so
-// many input channels; what comes out is its weights' gradient.
+// many input channels; what comes out is its weights' gradient. HELD: places whose inputs are
+// in registers at once. FEW, MANY: registers of a thread that copies, and of one that multiplies.
 
 enum { STORE, POOL, FLAT, SLOPE, SPREAD };
 enum { IDENTITY, SIGMOID, RELU, TANH };
@@ -17,6 +18,7 @@ constexpr int BUFFER = 4 * REACHED * IN * 2;
 constexpr int WEIGHTS = 9 * IN * OUT * 2;
 constexpr bool WHOLE = MODE == FLAT && TILE == AN_IMAGE;  // results of an image leave together
 constexpr int NUMBERS = OUT * (H / 2) * (W / 2);
+constexpr int AHEAD = HELD > 3 ? 2 : HELD - 1;
 constexpr u32 ALL = 0xFFFFFFFFu;
 constexpr u16 ONE = 0x3F80;  // in bfloat16
 
@@ -25,7 +27,12 @@ constexpr u16 ONE = 0x3F80;  // in bfloat16
 constexpr int TAPS = FIRST ? (9 * FIRST + 16) / 16 * 16 : 0;
 constexpr int INPUTS = FIRST * 2 * 4 * REACHED, CONSTANTS = 2 * TILE;
 constexpr int INPUT_BYTES = FIRST ? (INPUTS + CONSTANTS) * 2 : 0;
-constexpr int GROUP_BYTES = BUFFER + (WHOLE ? 3 * NUMBERS : 0) + INPUT_BYTES;
+constexpr int OWN = WHOLE ? 3 * NUMBERS : INPUT_BYTES;  // bytes that a group has for itself
+constexpr int LATE = 1;                                 // tiles whose copies are on their way
+
+// Shared memory: weights, biases, gates, all buffers, what groups have for themselves.
+constexpr int AT_BIASES = (WEIGHTS + 1023) / 1024 * 1024, AT_GATES = AT_BIASES + 512;
+constexpr int AT_PLANES = AT_BIASES + 1024, AT_OWN = AT_PLANES + BUFFERS * BUFFER;
 
 __device__ __forceinline__ float activate(float z) {
   if (ACT == SIGMOID) return 0.5f * tanh_of(0.5f * z) + 0.5f;
@@ -78,35 +85,37 @@ __device__ __forceinline__ void keep_weights(u8* to, const float* weight) {
 // Four results a window, each 64 windows by OUT channels.
 typedef float Results[4][OUT / 2];
 
-// A tile's inputs at the 16 places around a window, in registers: those of one place are read while the
-// products of another are computed.
+// A tile's inputs at the 16 places around a window, in registers: HELD places at once, some of them read
+// AHEAD while the products of others are computed.
 struct Inputs {
-  static constexpr int STEPS = IN / 16, HELD = 2;
-  u32 rows[2][STEPS];  // where this thread's row begins: at its place and at the next one
+  static constexpr int STEPS = IN / 16;
+  u32 rows[2][STEPS];  // where this thread's row begins in a buffer: at its place and at the next one
   u32 held[HELD][STEPS][4];
 
-  __device__ __forceinline__ Inputs(u32 planes, int thread) {
+  __device__ __forceinline__ Inputs(int thread) {
 #pragma unroll
     for (int next = 0; next < 2; next++)
 #pragma unroll
       for (int k = 0; k < STEPS; k++) {
         const int place = thread / 32 * 16 + thread % 16 + next;
-        rows[next][k] = planes + address_of<IN, REACHED>(0, place, 2 * k + thread % 32 / 16);
+        rows[next][k] = address_of<IN, REACHED>(0, place, 2 * k + thread % 32 / 16);
       }
   }
 
-  __device__ __forceinline__ void read(int at) {
+  __device__ __forceinline__ void read(u32 planes, int at) {
     const int line = at / 4, column = at % 4, plane = line % 2 * 2 + column % 2;
 #pragma unroll
     for (int k = 0; k < STEPS; k++)
       read_matrices(held[at % HELD][k],
-                    rows[column / 2][k] + (plane * REACHED + line / 2 * ACROSS) * (2 * IN));
+                    planes + rows[column / 2][k] + (plane * REACHED + line / 2 * ACROSS) * (2 * IN));
   }
 };
 
-// All products of a tile but the last are done when this ends.
-__device__ __forceinline__ void convolve_tile(Results& acc, Inputs& inputs, u32 weights) {
-  inputs.read(0);
+// Begin all products of a tile: some of the last are not done when this ends.
+__device__ __forceinline__ void convolve_tile(Results& acc, Inputs& inputs, u32 planes,
+                                              u32 weights) {
+#pragma unroll
+  for (int at = 0; at < AHEAD; at++) inputs.read(planes, at);
   weights = afresh(weights);
 #pragma unroll
   for (int at = 0; at < 16; at++) {
@@ -118,13 +127,13 @@ __device__ __forceinline__ void convolve_tile(Results& acc, Inputs& inputs, u32 
 #pragma unroll
       for (int k = 0; k < IN / 16; k++) {
         const u32 tap = weights + ((dy * 3 + dx) * (IN / 8) + 2 * k) * (OUT * 16);
-        multiply(acc[part], inputs.held[at % Inputs::HELD][k], operand(tap, OUT * 16, 128, 0), dy || dx || k);
+        multiply(acc[part], inputs.held[at % HELD][k], operand(tap, OUT * 16, 128, 0), dy || dx || k);
       }
     }
     products_begun();
-    if (at == 15) break;
-    products_done<1>();
-    inputs.read(at + 1);
+    if (at + AHEAD > 15) continue;
+    products_done<HELD - AHEAD>();
+    inputs.read(planes, at + AHEAD);
   }
 }
 
@@ -369,8 +378,8 @@ struct FirstLayer {
           const int tap = 16 * block + row + e / 2 * 8, channel = 8 * j + 2 * q + e % 2;
           memory[(warp * TAPS + tap) * OUT + channel] = sums[block][j][e];
         }
-    __syncthreads();
-    for (int at = threadIdx.x; at < (9 * FIRST + 1) * OUT; at += blockDim.x) {
+    meet<128 * GROUPS>(GROUPS);
+    for (int at = threadIdx.x; at < (9 * FIRST + 1) * OUT; at += 128 * GROUPS) {
       const int channel = at % OUT, tap = at / OUT;
       float sum = 0.0f;
       for (int one = 0; one < 4 * GROUPS; one++) sum += memory[(one * TAPS + tap) * OUT + channel];
@@ -386,101 +395,135 @@ __device__ __forceinline__ void copy_out(void* to, const void* from, int bytes, 
     static_cast<uint4*>(to)[at] = static_cast<const uint4*>(from)[at];
 }
 
-// x: (replicas, images, H, W, IN), or if POOLED its largest entries (.., H / 2, W / 2, IN) and which
-// those are, x_index. Forward: bias, out and index of the outputs. Backward: lower and index (replicas,
-// images, H, W, OUT), out, and total (replicas, OUT) if it is asked for. If FIRST: its inputs, and in
-// place of out and total its gradients, whose rows are `first_stride` numbers apart.
-extern "C" __global__ void __launch_bounds__(128 * GROUPS, BLOCKS)
+// What a kernel is given. x: (replicas, images, H, W, IN), or if POOLED its largest entries (.., H / 2,
+// W / 2, IN) and which those are, x_index. Forward: bias, out and index of the outputs. Backward: lower
+// and index (replicas, images, H, W, OUT), out, and total (replicas, OUT) if it is asked for. If FIRST:
+// its inputs, and in place of out and total its gradients, whose rows are `first_stride` numbers apart.
+struct Given {
+  const u16* x;
+  const u8* x_index;
+  const u16* lower;
+  u8* index;
+  u16* out;
+  const u16* inputs;
+
+  // The same of one replica.
+  __device__ __forceinline__ Given of(u64 replica, int images) const {
+    const u64 first = replica * images * (H * W);
+    return {x + first * IN / (POOLED ? 4 : 1), x_index + (POOLED ? first * IN / 4 : 0),
+            lower + (BACKWARD ? first * OUT : 0),
+            index + (MODE == SPREAD ? first * OUT : MODE == POOL || MODE == FLAT ? first * OUT / 4 : 0),
+            out + (MODE == SPREAD ? 4 * first * OUT : MODE == STORE || MODE == SLOPE ? first * OUT : first * OUT / 4),
+            inputs + first * FIRST};
+  }
+};
+
+// The group that copies: tile by tile, as buffers become free.
+__device__ __forceinline__ void copy_tiles(const Given& given, u8* memory, u64* filled, u64* used, u32 tiles,
+                                           int images, int thread) {
+  Pooled<IN, REACHED, 1, 128> pooled;
+  if (POOLED) pooled.read(given.x, given.x_index, 0, images, thread);
+  for (u32 tile = 0; tile < tiles + LATE; tile++) {
+    const u32 buffer = tile % BUFFERS;
+    u8* planes = memory + AT_PLANES + buffer * BUFFER;
+    if (tile < tiles) {
+      if (tile >= BUFFERS) wait_for(used + buffer, tile / BUFFERS - 1);
+      if (POOLED) {
+        pooled.write(planes, thread);
+        pooled.read(given.x, given.x_index, (tile + 1) * ROWS, images, thread);
+      } else {
+        copy_planes<IN, REACHED, 1, 128>(shared_address(planes), given.x, tile * ROWS, images, thread);
+      }
+    }
+    copies_begun();
+    if (tile < LATE) continue;
+    copies_done<LATE>();
+    arrive(filled + (tile - LATE) % BUFFERS);
+  }
+}
+
+// A group that multiplies: every GROUPS-th tile.
+__device__ __forceinline__ void convolve_tiles(const Given& given, u8* memory, u64* filled, u64* used,
+                                               u32 tiles, int images, int group, int thread,
+                                               float (&added)[OUT / 4], FirstLayer& layer) {
+  const int q = thread % 4;
+  const u32 weights = shared_address(memory), planes = weights + AT_PLANES;
+  const float* biases = reinterpret_cast<const float*>(memory + AT_BIASES);
+  u16* own = reinterpret_cast<u16*>(memory + AT_OWN + group * OWN);
+  u8* own_index = reinterpret_cast<u8*>(own + NUMBERS);
+  Inputs inputs(thread);
+  for (u32 tile = group; tile < tiles; tile += GROUPS) {
+    const u32 buffer = tile % BUFFERS, within = thread / 32 * 16;
+    const u32 first = tile * TILE + within + thread % 32 / 4;
+    const Place at[2] = {place_of(first, images), place_of(first + 8, images)};
+    wait_for(filled + buffer, tile / BUFFERS);
+    Results acc;
+    convolve_tile(acc, inputs, planes + buffer * BUFFER, weights);
+    Lower below[2];
+    Around around;
+    if (BACKWARD) below[0].read(given.lower, given.index, at[0], q);
+    if (FIRST) around.read(given.inputs, tile * ROWS, images, thread);
+    products_done<0>();
+    if (thread % 32 == 0) arrive(used + buffer);
+    if (BACKWARD) below[1].read(given.lower, given.index, at[1], q);
+    // All warps are past the last tile's inputs or results.
+    if (FIRST || WHOLE) meet(group);
+    if (FIRST) {
+      around.write(own, thread);
+      meet(group);
+      layer.add(acc, below, at, own, within + 2 * q, q);
+      continue;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      if (BACKWARD) store_backward(acc, added, below[half], at[half], half, q, given.out);
+      else if (WHOLE) store_forward(acc, biases, at[half], half, q, own, own_index);
+      else store_forward(acc, biases, at[half], half, q, given.out, given.index);
+    }
+    if (WHOLE) {
+      meet(group);
+      copy_out(given.out + tile * NUMBERS, own, 2 * NUMBERS, thread);
+      copy_out(given.index + tile * NUMBERS, own_index, NUMBERS, thread);
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
 convolve(const u16* x, const u8* x_index, const float* weight, u64 weight_stride, const float* bias,
          u64 bias_stride, const u16* lower, u8* index, u16* out, float* total, const u16* inputs,
          float* first_weight, float* first_bias, u64 first_stride, int images) {
   extern __shared__ __align__(1024) u8 memory[];
   const u64 replica = blockIdx.x;
-  const int group = __shfl_sync(ALL, static_cast<int>(threadIdx.x) / 128, 0);
-  const int thread = threadIdx.x % 128, q = threadIdx.x % 4;
-  constexpr int KEPT = (WEIGHTS + 1023) / 1024 * 1024, PLANES = KEPT + 1024;
-  float* biases = reinterpret_cast<float*>(memory + KEPT);
-  u8* own = memory + PLANES + group * BUFFER;
-  const u32 weights = shared_address(memory), planes = weights + PLANES + group * BUFFER;
-  // Behind all planes lie each group's results of an image, or inputs of the first layer.
-  u8* more = memory + PLANES + GROUPS * BUFFER + group * (GROUP_BYTES - BUFFER);
-
-  const u64 pixels = static_cast<u64>(images) * H * W;
-  x += replica * pixels * IN / (POOLED ? 4 : 1);
-  if (POOLED) x_index += replica * pixels * IN / 4;
-  if (FIRST) inputs += replica * pixels * FIRST;
-  if (BACKWARD) {
-    lower += replica * pixels * OUT;
-    if (MODE == SPREAD) index += replica * pixels * OUT;
-    out += replica * pixels * OUT * (MODE == SPREAD ? 4 : 1);
-  } else {
-    out += replica * pixels * OUT / (MODE == STORE ? 1 : 4);
-    if (MODE != STORE) index += replica * pixels * OUT / 4;
-  }
+  const int group = __shfl_sync(ALL, static_cast<int>(threadIdx.x) / 128, 0), thread = threadIdx.x % 128;
   const u32 tiles = (images * AN_IMAGE + TILE - 1) / TILE;
-  clear(memory + PLANES, GROUPS * GROUP_BYTES);
-  __syncthreads();
-
-  Pooled<IN, REACHED, 1, 128> pooled;
-  auto read = [&](u32 tile) {
-    if (POOLED) pooled.read(x, x_index, tile * ROWS, images, thread);
-  };
-  auto fill = [&](u32 tile) {
-    if (POOLED) pooled.write(own, thread);
-    else copy_planes<IN, REACHED, 1, 128>(planes, x, tile * ROWS, images, thread);
-    copies_begun();
-  };
-  read(group);
-  fill(group);
+  // Gates of every buffer: its planes are filled; all warps of a group are past their products.
+  u64* filled = reinterpret_cast<u64*>(memory + AT_GATES);
+  u64* used = filled + BUFFERS;
+  if (threadIdx.x < BUFFERS) make_gate(filled + threadIdx.x, 128), make_gate(used + threadIdx.x, 4);
+  clear(memory + AT_PLANES, BUFFERS * BUFFER + GROUPS * OWN);
   keep_weights(memory, weight + replica * weight_stride);
-  if (!BACKWARD && threadIdx.x < OUT) biases[threadIdx.x] = bias[replica * bias_stride + threadIdx.x];
-  u16* kept = reinterpret_cast<u16*>(more);
-  u8* kept_index = reinterpret_cast<u8*>(kept + NUMBERS);
-  if (FIRST && thread < TILE) kept[INPUTS + thread] = ONE;
+  if (!BACKWARD && threadIdx.x < OUT)
+    reinterpret_cast<float*>(memory + AT_BIASES)[threadIdx.x] = bias[replica * bias_stride + threadIdx.x];
+  __syncthreads();
+  if (FIRST && group < GROUPS && thread < TILE)
+    reinterpret_cast<u16*>(memory + AT_OWN + group * OWN)[INPUTS + thread] = ONE;
   show_to_tensor_cores();
   __syncthreads();
-
+  const Given given = Given{x, x_index, lower, index, out, inputs}.of(replica, images);
+  if (group == GROUPS) {
+    keep_registers<FEW>();
+    copy_tiles(given, memory, filled, used, tiles, images, thread);
+    return;
+  }
+  take_registers<MANY>();
   float added[OUT / 4] = {};
   FirstLayer layer;
   layer.begin(threadIdx.x % 32);
-  Inputs own_inputs(planes, thread);
-  for (u32 tile = group; tile < tiles; tile += GROUPS) {
-    copies_done<0>();
-    meet(group);
-    const u32 within = thread / 32 * 16, first = tile * TILE + within + thread % 32 / 4;
-    const Place at[2] = {place_of(first, images), place_of(first + 8, images)};
-    // What is wanted behind the products is read before them.
-    Lower below[2];
-    Around beneath;
-    if (BACKWARD) below[0].read(lower, index, at[0], q);
-    if (FIRST) beneath.read(inputs, tile * ROWS, images, thread);
-    read(tile + GROUPS);
-    Results acc;
-    convolve_tile(acc, own_inputs, weights);
-    if (FIRST) beneath.write(kept, thread);
-    products_done<0>();
-    meet(group);
-    if (BACKWARD) below[1].read(lower, index, at[1], q);
-    if (tile + GROUPS < tiles) fill(tile + GROUPS);
-    if (FIRST) {
-      layer.add(acc, below, at, kept, within + 2 * q, q);
-      continue;
-    }
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      if (BACKWARD) store_backward(acc, added, below[half], at[half], half, q, out);
-      else if (WHOLE) store_forward(acc, biases, at[half], half, q, kept, kept_index);
-      else store_forward(acc, biases, at[half], half, q, out, index);
-    }
-    if (WHOLE) {
-      meet(group);
-      copy_out(out + tile * NUMBERS, kept, 2 * NUMBERS, thread);
-      copy_out(index + tile * NUMBERS, kept_index, NUMBERS, thread);
-    }
-  }
-  float* sums = reinterpret_cast<float*>(memory + PLANES);
-  copies_done<0>();
-  __syncthreads();
+  convolve_tiles(given, memory, filled, used, tiles, images, group, thread, added, layer);
+  // All groups are past all tiles.
+  float* sums = reinterpret_cast<float*>(memory + AT_PLANES);
+  constexpr int MULTIPLYING = 128 * GROUPS;
+  meet<MULTIPLYING>(GROUPS);
   if (FIRST) {
     layer.finish(sums, first_weight + replica * first_stride, first_bias + replica * first_stride);
   } else if (BACKWARD && total) {
@@ -488,9 +531,9 @@ convolve(const u16* x, const u8* x_index, const float* weight, u64 weight_stride
     for (int e = 0; e < OUT / 4; e++) {
       float sum = added[e];
       for (int lane = 4; lane < 32; lane *= 2) sum += __shfl_xor_sync(ALL, sum, lane);
-      if (threadIdx.x % 32 < 4) sums[threadIdx.x / 32 * OUT + e / 2 * 8 + 2 * q + e % 2] = sum;
+      if (threadIdx.x % 32 < 4) sums[threadIdx.x / 32 * OUT + e / 2 * 8 + threadIdx.x % 4 * 2 + e % 2] = sum;
     }
-    __syncthreads();
+    meet<MULTIPLYING>(GROUPS);
     if (threadIdx.x < OUT) {
       float sum = 0.0f;
       for (int warp = 0; warp < 4 * GROUPS; warp++) sum += sums[warp * OUT + threadIdx.x];

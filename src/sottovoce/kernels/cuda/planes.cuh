@@ -60,7 +60,11 @@ __device__ __forceinline__ u32 chosen(u32 four, u32 part) {
 template <int CHANNELS, int COUNT, int BEFORE, int THREADS>
 struct Pooled {
   static constexpr int CHUNKS = CHANNELS / 8, AT_ONCE = THREADS / CHUNKS / ACROSS;
-  static constexpr int TO_READ = COUNT / ACROSS + BEFORE, TURNS = (TO_READ + AT_ONCE - 1) / AT_ONCE;
+  // Where tiles are whole images, rows of border stay zero.
+  static constexpr bool IMAGES = COUNT == AN_IMAGE;
+  static constexpr int BEGIN = IMAGES ? 0 : -BEFORE;
+  static constexpr int TO_READ = IMAGES ? H / 2 : COUNT / ACROSS + BEFORE;
+  static constexpr int TURNS = (TO_READ + AT_ONCE - 1) / AT_ONCE;
   static_assert(AT_ONCE > 0, "threads must read a row of windows at once");
   uint4 values[TURNS];
   uint2 largest[TURNS];
@@ -70,7 +74,7 @@ struct Pooled {
     const int chunk = thread % CHUNKS, column = thread / CHUNKS % ACROSS;
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++) {
-      const int line = static_cast<int>(row) - BEFORE + thread / CHUNKS / ACROSS + turn * AT_ONCE;
+      const int line = static_cast<int>(row) + BEGIN + thread / CHUNKS / ACROSS + turn * AT_ONCE;
       const int image = line / LINES, y = line % LINES;
       const bool there = line >= 0 && image < count && y < H / 2 && column < W / 2;
       const int at = ((image * (H / 2) + y) * (W / 2) + column) * CHANNELS + 8 * chunk;
@@ -85,7 +89,7 @@ struct Pooled {
     if (column >= W / 2) return;
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++) {
-      const int line = static_cast<int>(thread / CHUNKS / ACROSS) + turn * AT_ONCE - BEFORE;
+      const int line = static_cast<int>(thread / CHUNKS / ACROSS) + turn * AT_ONCE + BEGIN;
 #pragma unroll
       for (int part = 0; part < 4; part++) {
         const int p = part / 2 + BEFORE, q = part % 2 + BEFORE;

@@ -3,17 +3,18 @@
 // One block computes one replica: each of three groups of 128 threads the three taps of one line, while
 // a fourth copies. Windows are the products' inner index; both operands are planes as they lie.
 //
-// POOLED: whether dz is a gradient behind a max pool, given by the largest entries alone.
+// POOLED: whether dz is a gradient behind a max pool, given by the largest entries alone. HELD: operands
+// in registers at once. LATE: tiles whose copies are on their way.
 
 constexpr int PLANES_X = 4 * REACHED * IN * 2, PLANES_Z = 4 * TILE * OUT * 2;
 constexpr int BUFFER = PLANES_X + PLANES_Z;
 constexpr bool PAIRS = OUT == 32;  // one product takes two outputs and two inputs of a line
 constexpr int PRODUCTS = PAIRS ? 2 : 3, COLUMNS = PAIRS ? 2 * IN : IN;
-constexpr int LATE = 1;  // tiles whose copies are on their way
 static_assert(STAGES > LATE, "shared memory must hold the tiles that are copied and one more");
 
 constexpr int LEFT = PAIRS ? 1 : 2;  // outputs of a line that are operands of their own
-constexpr int STEPS = TILE / 16, PLACES = 2 * LEFT * STEPS, HELD = 2;
+constexpr int STEPS = TILE / 16, PLACES = 2 * LEFT * STEPS;
+constexpr int AHEAD = HELD > 3 ? 2 : HELD - 1;
 
 // Outputs as operands in registers: of 16 windows, those of a row, and if not PAIRS those of a column.
 __device__ __forceinline__ void read_outputs(u32 (&held)[4], u32 own, int at) {
@@ -21,12 +22,13 @@ __device__ __forceinline__ void read_outputs(u32 (&held)[4], u32 own, int at) {
   read_turned(held, own + (plane * TILE + at % STEPS * 16) * (2 * OUT));
 }
 
-// All products of a tile but the last are done when this ends. own: where this thread's part of the first
+// Begin all products of a tile: some of the last are not done when this ends. own: where this thread's part of the first
 // operand lies.
 __device__ __forceinline__ void add_tile(float (&acc)[PRODUCTS][COLUMNS / 2], u32 planes, u32 own,
                                          int dy, bool first) {
   u32 held[HELD][4];
-  read_outputs(held[0], own, 0);
+#pragma unroll
+  for (int at = 0; at < AHEAD; at++) read_outputs(held[at], own, at);
 #pragma unroll
   for (int at = 0; at < PLACES; at++) {
     const int p = at / STEPS / LEFT, q = PAIRS ? 0 : at / STEPS % 2, line = p + dy;
@@ -39,9 +41,9 @@ __device__ __forceinline__ void add_tile(float (&acc)[PRODUCTS][COLUMNS / 2], u3
       multiply<1>(acc[n], held[at % HELD], b, !first || at);
     }
     products_begun();
-    if (at + 1 == PLACES) break;
-    products_done<1>();
-    read_outputs(held[(at + 1) % HELD], own, at + 1);
+    if (at + AHEAD >= PLACES) continue;
+    products_done<HELD - AHEAD>();
+    read_outputs(held[(at + AHEAD) % HELD], own, at + AHEAD);
   }
 }
 
