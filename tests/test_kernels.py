@@ -17,7 +17,7 @@ from kernels import CPU, CUDA, DEVICE, in_plain_torch, needs_triton, on_gpu
 from sottovoce import DSGD, PDSGD, ModuleProblem, Power, Stepsize, complete, ring, simulate
 from sottovoce.errors import ProblemError
 from sottovoce.kernels import convolution, interpreted, philox, usable
-from sottovoce.kernels.convolution import After, Gradient
+from sottovoce.kernels.layers import After, Gradient
 from sottovoce.kernels.mixing import Factors, mix_
 from sottovoce.mechanisms import Clip, Clock, Flow, Mechanism, NoisyDSGD
 from sottovoce.problems import Compute

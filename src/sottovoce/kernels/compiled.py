@@ -77,7 +77,9 @@ def _compile(source: str, name: str) -> bytes:
     given = (source.encode(), f"{name}.cu".encode(), 0, None, None)
     _require(compiler.nvrtcCreateProgram(ctypes.byref(program), *given))
     major, minor = _ARCHITECTURE
-    options = (ctypes.c_char_p * 2)(b"--std=c++17", f"--gpu-architecture=sm_{major}{minor}a".encode())
+    options = (ctypes.c_char_p * 2)(
+        b"--std=c++17", f"--gpu-architecture=sm_{major}{minor}a".encode()
+    )
     if compiler.nvrtcCompileProgram(program, len(options), options):
         _require(compiler.nvrtcGetProgramLogSize(program, ctypes.byref(size)))
         log = ctypes.create_string_buffer(size.value)

@@ -10,51 +10,15 @@ Sums are float32 at least, whatever type the images have. Some GPUs have kernels
 `sottovoce.kernels.hopper`.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
-from torch.nn.functional import conv2d, pad
+from torch.nn.functional import pad
 
 from sottovoce.kernels import hopper, interpreted, usable
+from sottovoce.kernels.layers import After, Gradient, convolved, finished, slope, spread_over
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "sigmoid": torch.sigmoid,
-    "relu": torch.relu,
-    "tanh": torch.tanh,
-    "": lambda z: z,
-}
 MOST_CHANNELS = 64
 MOST_FIRST_TAPS = 64
-
-
-@dataclass(frozen=True)
-class After:
-    """What follows a convolution: an activation by name, a 2x2 max pool or none.
-
-    flat: whether the outputs are stored channels first, as a dense layer behind them reads them.
-    """
-
-    activation: str
-    pool: bool = False
-    flat: bool = False
-
-
-class Gradient(NamedTuple):
-    """The loss's gradient with respect to a convolution's sums, channels last.
-
-    values: (replicas, images, H, W, channels); or behind a max pool, (.., H / 2, W / 2, ..): those of
-    each window's largest entry, all others are 0. largest: the pool's index, then.
-    """
-
-    values: Tensor
-    largest: Tensor | None = None
-
-    def everywhere(self) -> Tensor:
-        """The gradient with respect to every sum, (replicas, images, H, W, channels)."""
-        return self.values if self.largest is None else _spread(self.values, self.largest)
 
 
 def takes_pooled(x: Tensor, outputs: int) -> bool:
@@ -78,8 +42,8 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor, after: After) -> tuple[Ten
         out, index = _outputs(x, weight.shape[1], x.shape[2], x.shape[3], after)
         _launch(x, weight, bias, None, index, out, after, total=False)
         return out, index
-    z = _plain(x, weight.permute(0, 3, 4, 2, 1).to(x.dtype))
-    return _finish(z + bias[:, None, None, None], after, x.dtype)
+    z = convolved(x, weight.permute(0, 3, 4, 2, 1).to(x.dtype))
+    return finished(z + bias[:, None, None, None], after, x.dtype)
 
 
 def convolve_first(
@@ -117,12 +81,12 @@ def input_gradient(
 ) -> tuple[Tensor, Tensor | None]:
     """Gradient with respect to the lower layer's sums, and if asked its total over all pixels.
 
-    weight: as in `convolve`; lower: the lower layer's outputs (replicas, images, H, W, inputs) behind
-    what is `after` it; through a max pool, whose `index` it takes, the gradient goes back to
+    weight: as in `convolve`; lower: the lower layer's outputs (replicas, images, H, W, inputs)
+    behind what is `after` it; through a max pool, whose `index` it takes, the gradient goes back to
     (replicas, images, 2H, 2W, inputs).
     """
     if hopper.serves(lower, dz.values.shape[-1]):
-        return hopper.input_gradient(*dz, weight, lower, index, after, total)
+        return hopper.input_gradient(dz, weight, lower, index, after, total)
     spread = dz.everywhere()
     if usable(spread.device):
         replicas, images, H, W, inputs = lower.shape
@@ -130,9 +94,9 @@ def input_gradient(
         out = spread.new_empty(replicas, images, scale * H, scale * W, inputs)
         return out, _launch(spread, weight, None, lower, index, out, after, total)
     flipped = weight.permute(0, 3, 4, 1, 2).flip(1, 2).to(spread.dtype)
-    gradient = _plain(spread, flipped) * slope(lower, after.activation)
+    gradient = convolved(spread, flipped) * slope(lower, after.activation)
     added = gradient.sum((1, 2, 3)) if total else None
-    return (gradient if index is None else _spread(gradient, index)), added
+    return (gradient if index is None else spread_over(gradient, index)), added
 
 
 def weight_gradient(x: Tensor, dz: Gradient, out: Tensor) -> None:
@@ -143,7 +107,7 @@ def weight_gradient(x: Tensor, dz: Gradient, out: Tensor) -> None:
     replicas, images, H, W, inputs = x.shape
     outputs = dz.values.shape[-1]
     if hopper.serves(x, outputs):
-        hopper.weight_gradient(x, *dz, out)
+        hopper.weight_gradient(x, dz, out)
         return
     spread = dz.everywhere()
     if usable(x.device):
@@ -178,7 +142,7 @@ def first_gradients(
     between them where a kernel does both.
     """
     if hopper.serves_first(lower, dz.values.shape[-1], x.shape[2]):
-        hopper.first_gradients(*dz, weight, lower, after, x, to)
+        hopper.first_gradients(dz, weight, lower, after, x, to)
         return
     below, _ = input_gradient(dz, weight, lower, None, after, False)
     first_weight_gradient(x, below, *to)
@@ -271,48 +235,6 @@ def convert(rows: Tensor, dtype: torch.dtype) -> Tensor:
     grid = (_ceil(rows[0].numel(), block), len(rows))
     device.convert[grid](rows, out, rows[0].numel(), rows.stride(0), block, num_warps=warps)
     return out
-
-
-def slope(outputs: Tensor, activation: str) -> Tensor:
-    """The activation's derivative, from its outputs."""
-    if activation == "sigmoid":
-        return outputs * (1 - outputs)
-    if activation == "relu":
-        return (outputs > 0).to(outputs.dtype)
-    if activation == "tanh":
-        return 1 - outputs * outputs
-    return torch.ones_like(outputs)
-
-
-def _plain(x: Tensor, weight: Tensor) -> Tensor:
-    """All replicas as groups of one convolution."""
-    replicas, outputs = len(x), weight.shape[-1]
-    groups = x.permute(1, 0, 4, 2, 3).flatten(1, 2)
-    kernel = weight.permute(0, 4, 3, 1, 2).flatten(0, 1)
-    z = conv2d(groups, kernel, padding=1, groups=replicas)
-    apart: Tensor = z.unflatten(1, (replicas, outputs)).permute(1, 0, 3, 4, 2)
-    return apart
-
-
-def _finish(z: Tensor, after: After, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    index = None
-    if after.pool:
-        windows = z.unflatten(3, (-1, 2)).unflatten(2, (-1, 2)).movedim(3, 4).flatten(4, 5)
-        z, index = windows.max(4)
-        index = index.to(torch.uint8)
-    a = ACTIVATIONS[after.activation](z).to(dtype)
-    if after.flat:
-        a = a.permute(0, 1, 4, 2, 3)
-        index = index if index is None else index.permute(0, 1, 4, 2, 3).contiguous()
-    return a.contiguous(), index
-
-
-def _spread(gradient: Tensor, index: Tensor) -> Tensor:
-    """Each entry to the place of its window that the max pool took."""
-    places = torch.arange(4, device=index.device).view(2, 2)
-    chosen = index[..., None, None] == places
-    spread = gradient[..., None, None] * chosen
-    return spread.permute(0, 1, 2, 5, 3, 6, 4).flatten(4, 5).flatten(2, 3).contiguous()
 
 
 def _launch(

@@ -19,7 +19,7 @@ from sottovoce.stepsizes import Stepsize
 
 _BLOCK_NUMBERS = {True: 1 << 16, False: 1 << 25}
 """Draws for a proof held at a time, one for each route: on a CPU, and elsewhere."""
-_SHARED_NUMBERS = 1 << 21
+_SHARED_NUMBERS = 1 << 18
 """Likewise on a CPU, of numbers that both ends of an edge take: to draw them twice costs more."""
 
 

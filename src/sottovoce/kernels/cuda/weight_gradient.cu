@@ -4,12 +4,13 @@
 // a fourth copies. Windows are the products' inner index; both operands are planes as they lie.
 //
 // POOLED: whether dz is a gradient behind a max pool, given by the largest entries alone. HELD: operands
-// in registers at once. LATE: tiles whose copies are on their way.
+// in registers at once. FEW, MANY: registers of a thread that copies, and of one that multiplies.
 
 constexpr int PLANES_X = 4 * REACHED * IN * 2, PLANES_Z = 4 * TILE * OUT * 2;
 constexpr int BUFFER = PLANES_X + PLANES_Z;
 constexpr bool PAIRS = OUT == 32;  // one product takes two outputs and two inputs of a line
 constexpr int PRODUCTS = PAIRS ? 2 : 3, COLUMNS = PAIRS ? 2 * IN : IN;
+constexpr int LATE = 1;  // tiles whose copies are on their way
 static_assert(STAGES > LATE, "shared memory must hold the tiles that are copied and one more");
 
 constexpr int LEFT = PAIRS ? 1 : 2;  // outputs of a line that are operands of their own
@@ -103,7 +104,7 @@ weight_gradient(const u16* x, const u16* dz, const u8* dz_index, float* grad, u6
   if (threadIdx.x < STAGES) make_gate(filled + threadIdx.x, 128), make_gate(used + threadIdx.x, 12);
   __syncthreads();
   if (dy == 3) {
-    keep_registers<56>();
+    keep_registers<FEW>();
     Pooled<OUT, TILE, 0, 128> pooled;
     auto read = [&](u32 tile) {
       if (POOLED) pooled.read(dz, dz_index, tile * ROWS, images, thread);
@@ -125,7 +126,7 @@ weight_gradient(const u16* x, const u16* dz, const u8* dz_index, float* grad, u6
       arrive(filled + (tile - LATE) % STAGES);
     }
   } else {
-    take_registers<152>();
+    take_registers<MANY>();
     float acc[PRODUCTS][COLUMNS / 2];
     // A warp has 16 rows of outputs; threads name columns of four matrices, 8 windows by 8 channels.
     const int warp = thread / 32, lane = threadIdx.x % 32, window = lane / 16 * 8 + lane % 8;

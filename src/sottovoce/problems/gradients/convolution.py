@@ -15,7 +15,7 @@ from torch.func import grad, vmap
 
 from sottovoce.errors import ProblemError
 from sottovoce.kernels import convolution
-from sottovoce.kernels.convolution import ACTIVATIONS, After, Gradient
+from sottovoce.kernels.layers import ACTIVATIONS, After, Gradient, slope
 from sottovoce.mechanisms import Bound
 from sottovoce.problems.gradients.layout import Loss, ParameterLayout, steps_of
 from sottovoce.problems.gradients.sinks import BatchSums, SampleSums, Second, Sink
@@ -186,7 +186,7 @@ class FusedStack:
             sink.dense(layer.name, x.to(dz.dtype), dz)
             dz = torch.bmm(dz, weight)
             if number:
-                dz = dz * convolution.slope(x, self._dense[number - 1].after.activation)
+                dz = dz * slope(x, self._dense[number - 1].after.activation)
         return dz.view(dz.shape[:2] + held[-1][0].shape[2:])
 
     def _convolution_backward(

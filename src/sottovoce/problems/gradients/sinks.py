@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.kernels import convolution, samples, usable
-from sottovoce.kernels.convolution import After, Gradient
+from sottovoce.kernels.layers import After, Gradient
 from sottovoce.mechanisms import Bound
 from sottovoce.problems.sampling import weights_of
 
@@ -24,7 +24,7 @@ class Sink(Protocol):
     """What the backward pass calls at every layer, by the name of its parameters."""
 
     of_batches: bool
-    """Whether it adds up whole batches: then it uses the sum of dz over samples and positions, and
+    """Whether it adds up whole batches: it then uses the sum of dz over samples and positions, and
     takes gradients that stay behind a max pool."""
 
     def dense(self, name: str, x: Tensor, dz: Tensor) -> None:
@@ -42,7 +42,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True)
 class Second:
-    """A second convolution's gradient, weights, and inputs, which the first gave `after` its sums."""
+    """A second convolution: its gradient, its weights and its inputs, the first one's outputs."""
 
     dz: Gradient
     weight: Tensor
