@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sottovoce.kernels import compiled
+from sottovoce.kernels import compiled, hopper
 
 COMPILER = shutil.which("g++")
 _EMULATED = Path(__file__).parent / "cuda" / "emulated.hpp"
@@ -42,12 +42,27 @@ class Emulated:
         self._start((ctypes.c_uint64 * len(given))(*given), blocks, threads)
 
 
-def play_on_cpu(monkeypatch: Any, folder: Path) -> None:
-    """Let `sottovoce.kernels.hopper` serve CPU tensors in this test."""
+def play_on_cpu(monkeypatch: Any, folder: Path) -> list[str]:
+    """Let `sottovoce.kernels.hopper` serve CPU tensors; return the names of kernels as they run."""
+    played = list[str]()
 
-    def kernel(name: str, shared: int, device: int, **constants: int | str) -> Emulated:
+    def kernel(name: str, shared: int, device: int, **constants: int | str) -> Any:
         assert 0 < shared <= 227 * 1024
-        return Emulated(folder, name, constants)
+        emulated = Emulated(folder, name, constants)
 
+        def run(*arguments: Any) -> None:
+            played.append(name)
+            emulated(*arguments)
+
+        return run
+
+    forget_kernels()
     monkeypatch.setattr(compiled, "kernel", kernel)
     monkeypatch.setattr(compiled, "available", lambda device: device == torch.device("cpu"))
+    return played
+
+
+def forget_kernels() -> None:
+    """Let kernels be made anew: those played on a CPU serve no GPU."""
+    hopper._convolution.cache_clear()
+    hopper._weights.cache_clear()

@@ -5,12 +5,16 @@ TRITON_INTERPRET=1 in the environment asks for the interpreter; Triton must be i
 
 import pytest
 import torch
+from torch import Tensor
 
 from sottovoce.kernels import interpreted, usable
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
 DEVICE = CUDA if torch.cuda.is_available() and usable(CUDA) else CPU
+
+SIZES = [(32, 32), (32, 64), (64, 32), (64, 64)]
+"""Channels into and out of a convolution."""
 
 needs_triton = pytest.mark.skipif(
     not usable(DEVICE), reason="needs Triton with a CUDA device, or with TRITON_INTERPRET=1"
@@ -20,6 +24,13 @@ in_plain_torch = pytest.mark.skipif(
     reason="of plain torch, on a CPU; the interpreter would play the kernels in its place",
 )
 on_gpu = pytest.mark.skipif(DEVICE == CPU, reason="needs Triton and a CUDA device")
+
+
+def whole_numbers(*shape: int, seed: int = 0, most: int = 3) -> Tensor:
+    """Small whole numbers: their products and sums are exact in every precision used."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-most, most + 1, shape, generator=generator).float()
+
 
 if interpreted() and usable(CPU):
     from triton.runtime import interpreter

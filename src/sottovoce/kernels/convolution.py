@@ -106,7 +106,7 @@ def weight_gradient(x: Tensor, dz: Gradient, out: Tensor) -> None:
     """
     replicas, images, H, W, inputs = x.shape
     outputs = dz.values.shape[-1]
-    if hopper.serves(x, outputs):
+    if hopper.serves(x, outputs) and out.dtype == torch.float32:
         hopper.weight_gradient(x, dz, out)
         return
     spread = dz.everywhere()
@@ -141,7 +141,8 @@ def first_gradients(
     inputs, channels first. It is `input_gradient` and `first_weight_gradient`, with nothing stored
     between them where a kernel does both.
     """
-    if hopper.serves_first(lower, dz.values.shape[-1], x.shape[2]):
+    fits = to[0].dtype == torch.float32
+    if fits and hopper.serves_first(lower, dz.values.shape[-1], x.shape[2]):
         hopper.first_gradients(dz, weight, lower, after, x, to)
         return
     below, _ = input_gradient(dz, weight, lower, None, after, False)

@@ -54,7 +54,10 @@ class _Geometry(NamedTuple):
 
 
 def serves(x: Tensor, outputs: int) -> bool:
-    """Whether these kernels convolve x (replicas, images, H, W, inputs) to so many channels."""
+    """Whether these kernels convolve x (replicas, images, H, W, inputs) to so many channels.
+
+    They write gradients of weights in float32.
+    """
     if x.dtype != torch.bfloat16 or not {x.shape[-1], outputs} <= {32, 64}:
         return False
     H, W = x.shape[2:4]
@@ -74,6 +77,7 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor, after: After) -> tuple[Ten
     side = (H // 2, W // 2) if after.pool else (H, W)
     out = x.new_empty(replicas, images, *((outputs, *side) if after.flat else (*side, outputs)))
     index = torch.empty_like(out, dtype=torch.uint8) if after.pool else None
+    weight, bias = _as_float32(weight), _as_float32(bias)
     run, threads = _convolution(_Geometry.of(x, inputs, outputs), mode, after.activation)
     run(
         replicas, threads, x, None, weight, weight.stride(0), bias, bias.stride(0), None, index,
@@ -90,7 +94,7 @@ def input_gradient(
     out = lower.new_empty(replicas, images, wide * H, wide * W, outputs)
     added = lower.new_empty(replicas, outputs, dtype=torch.float32) if total else None
     geometry = _Geometry.of(lower, dz.values.shape[-1], outputs)
-    mode = "SLOPE" if index is None else "SPREAD"
+    mode, weight = "SLOPE" if index is None else "SPREAD", _as_float32(weight)
     run, threads = _convolution(geometry, mode, after.activation, dz.largest is not None)
     run(
         replicas, threads, *dz, weight, weight.stride(0), None, 0, lower, index, out, added,
@@ -110,7 +114,7 @@ def first_gradients(
     """The first layer's gradients, weights and bias, from dz of the second: x are its inputs."""
     replicas, images, channels = x.shape[:3]
     geometry = _Geometry.of(lower, dz.values.shape[-1], lower.shape[-1])
-    pooled = dz.largest is not None
+    pooled, weight = dz.largest is not None, _as_float32(weight)
     run, threads = _convolution(geometry, "SLOPE", after.activation, pooled, channels)
     run(
         replicas, threads, *dz, weight, weight.stride(0), None, 0, lower, None, None, None,
@@ -155,6 +159,11 @@ def _weights(geometry: _Geometry, pooled: bool) -> compiled.Compiled:
         "weight_gradient", stages * stage + _GATES, geometry.device, **geometry.constants(),
         STAGES=stages, POOLED=int(pooled), FEW=few, MANY=many,
     )  # fmt: skip
+
+
+def _as_float32(parameters: Tensor) -> Tensor:
+    """Parameters in the type that the kernels read; rows may begin any stride apart."""
+    return parameters.to(torch.float32)
 
 
 def _across(W: int) -> int:
