@@ -29,7 +29,15 @@ class Emulated:
         if not library.exists():
             program = compiled.source(name, constants)
             source.write_text(f'#include "{_EMULATED}"\n{program}{_START % name}')
-            flags = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-fno-strict-aliasing"]
+            flags = [
+                "-std=c++17",
+                "-O1",
+                "-w",
+                "-shared",
+                "-fPIC",
+                "-fno-strict-aliasing",
+                "-U_FORTIFY_SOURCE",
+            ]
             assert COMPILER
             subprocess.run([COMPILER, *flags, str(source), "-o", str(library)], check=True)
         self._start = ctypes.CDLL(str(library)).start

@@ -13,9 +13,6 @@ CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
 DEVICE = CUDA if torch.cuda.is_available() and usable(CUDA) else CPU
 
-SIZES = [(32, 32), (32, 64), (64, 32), (64, 64)]
-"""Channels into and out of a convolution."""
-
 needs_triton = pytest.mark.skipif(
     not usable(DEVICE), reason="needs Triton with a CUDA device, or with TRITON_INTERPRET=1"
 )

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from emulation import COMPILER, forget_kernels, play_on_cpu
-from kernels import SIZES, whole_numbers
+from kernels import whole_numbers
 from sottovoce.kernels import compiled, convolution, hopper
 from sottovoce.kernels.layers import After, Gradient
 from sottovoce.problems.data.models import paper_cnn
@@ -15,6 +15,7 @@ from test_kernels import autograd, drawn, relative
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs the compiler g++")
 
+SIZES = [(32, 32), (32, 64), (64, 64)]
 GEOMETRIES = [(6, 10), (14, 14)]
 """Tiles of rows of several images, and of whole images; images of 28 x 28 are the paper's CNN's."""
 
@@ -66,6 +67,7 @@ def test_others_than_their_channels_types_and_widths_are_not_served(played):
     for other in (x.float(), x[..., :16], torch.zeros(1, 1, 8, 50, 32, dtype=torch.bfloat16)):
         assert not hopper.serves(other, 32)
     assert not hopper.serves(x, 48)
+    assert not hopper.serves(x.repeat_interleave(2, -1), 32)
     assert not compiled.available(torch.device("meta"))
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from kernels import CPU, CUDA, DEVICE, SIZES, in_plain_torch, needs_triton, on_gpu, whole_numbers
+from kernels import CPU, CUDA, DEVICE, in_plain_torch, needs_triton, on_gpu, whole_numbers
 from sottovoce import DSGD, PDSGD, ModuleProblem, Power, Stepsize, complete, ring, simulate
 from sottovoce.errors import ProblemError
 from sottovoce.kernels import convolution, interpreted, philox, usable
@@ -252,9 +252,12 @@ def gpu_and_cpu(
             assert torch.equal(ours.cpu().to(theirs.dtype), theirs)
 
 
+SIZES = [(16, 16), (32, 32), (32, 64), (64, 32), (64, 64)]
+
+
 @needs_triton
 @pytest.mark.parametrize("pool", [False, True])
-@pytest.mark.parametrize(("inputs", "outputs"), [(16, 16), *SIZES])
+@pytest.mark.parametrize(("inputs", "outputs"), SIZES)
 def test_convolutions_of_whole_numbers_are_exact(inputs, outputs, pool):
     x = whole_numbers(2, 3, 6, 10, inputs, most=1)
     weight = whole_numbers(2, outputs, inputs, 3, 3, seed=1, most=1)
@@ -271,7 +274,7 @@ def test_convolutions_of_whole_numbers_are_exact(inputs, outputs, pool):
 
 @needs_triton
 @pytest.mark.parametrize("pool", [False, True])
-@pytest.mark.parametrize(("inputs", "outputs"), [(16, 16), *SIZES])
+@pytest.mark.parametrize(("inputs", "outputs"), SIZES)
 def test_input_gradients_of_whole_numbers_are_exact(inputs, outputs, pool):
     dz = whole_numbers(2, 3, 6, 10, outputs, most=1)
     weight = whole_numbers(2, outputs, inputs, 3, 3, seed=1, most=1)
@@ -287,7 +290,7 @@ def test_input_gradients_of_whole_numbers_are_exact(inputs, outputs, pool):
 
 
 @needs_triton
-@pytest.mark.parametrize(("inputs", "outputs"), [(16, 16), *SIZES])
+@pytest.mark.parametrize(("inputs", "outputs"), SIZES)
 def test_weight_gradients_of_whole_numbers_are_exact(inputs, outputs):
     def gradient(x, dz):
         rows = torch.full((2, 9 * inputs * outputs + 3), torch.nan, device=x.device)

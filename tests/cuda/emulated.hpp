@@ -2,6 +2,7 @@
 // coroutines that change at barriers and exchanges. Copies and products to come take place as late as
 // the kernel's own waits allow, so that a missing wait shows.
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -39,21 +41,26 @@ alignas(1024) u8 memory[1 << 18];
 namespace emulation {
 
 struct Thread {
-  ucontext_t context;
-  std::vector<char> stack;
+  ucontext_t context;  // where it starts
+  jmp_buf place;       // and where it goes on, which takes no system call
   std::vector<std::vector<std::function<void()>>> copies, products;
-  bool ended;
+  bool started, ended;
 };
 struct Barrier { int arrived = 0, generation = 0; };
 
+constexpr size_t STACK = 1 << 17;
+
 static std::vector<Thread> threads;
-static ucontext_t scheduler;
+static std::unique_ptr<char[]> stacks;
+static jmp_buf scheduler;
 static Barrier barriers[64 + 16 + 1];
 static u64 exchanged[1024];
 static long moved;
 static std::function<void()> body;
 
-inline void yield() { swapcontext(&threads[threadIdx.x].context, &scheduler); }
+inline void yield() {
+  if (!_setjmp(threads[threadIdx.x].place)) _longjmp(scheduler, 1);
+}
 
 inline void wait_at(int which, int count) {
   Barrier& barrier = barriers[which];
@@ -89,18 +96,26 @@ static void start() {
   yield();
 }
 
+inline void resume(Thread& thread) {
+  if (_setjmp(scheduler)) return;
+  if (thread.started) _longjmp(thread.place, 1);
+  thread.started = true;
+  setcontext(&thread.context);
+}
+
 inline void run(u32 blocks, u32 count) {
   blockDim.x = count;
+  stacks.reset(new char[count * STACK]);
   for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++) {
     std::memset(memory, 0x7F, sizeof memory);  // NaN, until it is written
     threads = std::vector<Thread>(count);
     for (Thread& thread : threads) {
-      thread.stack.resize(1 << 17);
-      thread.ended = false;
+      char* stack = stacks.get() + (&thread - threads.data()) * STACK;
+      thread.started = thread.ended = false;
       thread.copies.resize(1);
       thread.products.resize(1);
       getcontext(&thread.context);
-      thread.context.uc_stack = {thread.stack.data(), 0, thread.stack.size()};
+      thread.context.uc_stack = {stack, 0, STACK};
       thread.context.uc_link = nullptr;
       makecontext(&thread.context, start, 0);
     }
@@ -111,7 +126,7 @@ inline void run(u32 blocks, u32 count) {
         if (threads[at].ended) continue;
         going = true;
         threadIdx.x = at;
-        swapcontext(&scheduler, &threads[at].context);
+        resume(threads[at]);
       }
       if (going && moved == before) std::fprintf(stderr, "the threads wait for ever\n"), std::abort();
     }

@@ -14,6 +14,7 @@ from sottovoce.kernels import compiled
 from sottovoce.kernels.layers import After, Gradient
 
 _ACTIVATIONS = {"": "IDENTITY", "sigmoid": "SIGMOID", "relu": "RELU", "tanh": "TANH"}
+_CHANNELS = {(32, 32), (32, 64), (64, 64)}
 _MOST_SHARED = 227 * 1024
 _TILE = 64
 """Windows that are computed at once."""
@@ -56,9 +57,9 @@ class _Geometry(NamedTuple):
 def serves(x: Tensor, outputs: int) -> bool:
     """Whether these kernels convolve x (replicas, images, H, W, inputs) to so many channels.
 
-    They write gradients of weights in float32.
+    From 64 to 32, gradients of weights would not fit into registers.
     """
-    if x.dtype != torch.bfloat16 or not {x.shape[-1], outputs} <= {32, 64}:
+    if x.dtype != torch.bfloat16 or (x.shape[-1], outputs) not in _CHANNELS:
         return False
     H, W = x.shape[2:4]
     fits = _across(W) * max(x.shape[-1], outputs) <= _WIDEST and _TILE % _across(W) == 0

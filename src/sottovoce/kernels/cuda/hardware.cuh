@@ -172,12 +172,6 @@ __device__ __forceinline__ void read_turned(u32 (&v)[4], u32 column) {
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, " \
   "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
 
-#define D64 \
-  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, " \
-  "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, " \
-  "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, " \
-  "%59, %60, %61, %62, %63}"
-
 // d (+)= a b for 64 rows and 2 columns a number of `d`, 16 products each. `a` lies in registers, each
 // warp's 16 rows as `read_matrices` reads them: upper and lower left, upper and lower right. TURNED: b
 // lies by columns.
@@ -198,15 +192,5 @@ __device__ __forceinline__ void multiply(float (&d)[32], const u32 (&a)[4], u64 
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " D32
       ", {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}\n"
       : R32(d, 0)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(TURNED));
-}
-
-template <int TURNED = 0>
-__device__ __forceinline__ void multiply(float (&d)[64], const u32 (&a)[4], u64 b, bool add) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " D64
-      ", {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}\n"
-      : R32(d, 0), R32(d, 32)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(TURNED));
 }
