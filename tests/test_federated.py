@@ -195,9 +195,10 @@ def test_a_member_that_falls_is_dropped_by_all_who_remain(
         _, states, executions = ends[name]
         assert min(states) == 3
         assert max(states) == 20
-        # Who had begun round 4 with carla is charged for it once more.
+        # Who had begun round 4 with carla is charged for it once more; who saw her link break
+        # before is not.
         assert executions.total in (20, 21)
-        assert executions.times(4) == 2
+        assert executions.times(4) == executions.total - 19
         assert play.state(name, first).current() == after
     assert torch.stack([ends[n][0] for n in after.names]).isfinite().all()
 

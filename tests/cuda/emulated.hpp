@@ -246,7 +246,6 @@ T read_as(const void* from) {
   std::memcpy(&found, from, sizeof found);
   return found;
 }
-inline u32 read4(const void* from) { return read_as<u32>(from); }
 inline uint2 read8(const void* from) { return read_as<uint2>(from); }
 inline uint4 read16(const void* from) { return read_as<uint4>(from); }
 

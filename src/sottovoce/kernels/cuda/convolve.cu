@@ -413,7 +413,7 @@ struct Given {
     return {x + first * IN / (POOLED ? 4 : 1), x_index + (POOLED ? first * IN / 4 : 0),
             lower + (BACKWARD ? first * OUT : 0),
             index + (MODE == SPREAD ? first * OUT : MODE == POOL || MODE == FLAT ? first * OUT / 4 : 0),
-            out + (MODE == SPREAD ? 4 * first * OUT : MODE == STORE || MODE == SLOPE ? first * OUT : first * OUT / 4),
+            out + (MODE == SPREAD ? 4 * first * OUT : MODE == POOL || MODE == FLAT ? first * OUT / 4 : first * OUT),
             inputs + first * FIRST};
   }
 };

@@ -87,12 +87,6 @@ __device__ __forceinline__ float low_of(u32 both) { return __uint_as_float(both 
 __device__ __forceinline__ float high_of(u32 both) { return __uint_as_float(both & 0xFFFF0000u); }
 
 // Reads that no thread of this kernel writes to; they keep their place among other instructions.
-__device__ __forceinline__ u32 read4(const void* from) {
-  u32 v;
-  asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(from));
-  return v;
-}
-
 __device__ __forceinline__ uint2 read8(const void* from) {
   uint2 v;
   asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from));
