@@ -4,6 +4,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +21,8 @@ from sottovoce.studies.images import Images
 from sottovoce.studies.leakage import LeakageSettings, findings, leakage_study, verdict
 from sottovoce.studies.noise import NoiseSettings, attack_table, recovered_under_noise
 from sottovoce.studies.study import Study
+
+DOCS = Path(__file__).parents[1] / "docs"
 
 DSGD = "DSGD: conventional + dlg"
 CONVENTIONAL = "PDSGD (experiment law): conventional + dlg"
@@ -219,3 +222,12 @@ def test_whether_states_are_hidden_is_decided_by_an_interval(ratio, expected):
     assert hidden_states.verdict(ratios) == expected
     known = torch.cat([ratios, torch.full((1, 15), 1e-6, dtype=torch.float64)])
     assert hidden_states.verdict(known) == "refuted"
+
+
+def test_the_page_has_the_row_of_attacks_that_its_data_hold():
+    study = Study.load(DOCS / "figures" / "noise-paper.json")
+    page = (DOCS / "results" / "leakage.md").read_text("utf-8")
+    table = attack_table(study.data)
+    assert [row[0] for row in table.rows] == ["0", "0.0001", "0.001", "0.01", "0.1", "1"]
+    for row in (table.headings, *table.rows):
+        assert "| " + " | ".join(row) + " |" in page

@@ -409,11 +409,12 @@ struct Given {
 
   // The same of one replica.
   __device__ __forceinline__ Given of(u64 replica, int images) const {
-    const u64 first = replica * images * (H * W);
-    return {x + first * IN / (POOLED ? 4 : 1), x_index + (POOLED ? first * IN / 4 : 0),
+    const u64 first = replica * images * (H * W), pooled = MODE == POOL || MODE == FLAT;
+    return {x + first * IN / (POOLED ? 4 : 1),
+            x_index + (POOLED ? first * IN / 4 : 0),
             lower + (BACKWARD ? first * OUT : 0),
-            index + (MODE == SPREAD ? first * OUT : MODE == POOL || MODE == FLAT ? first * OUT / 4 : 0),
-            out + (MODE == SPREAD ? 4 * first * OUT : MODE == POOL || MODE == FLAT ? first * OUT / 4 : first * OUT),
+            index + (MODE == SPREAD ? first * OUT : pooled ? first * OUT / 4 : 0),
+            out + (MODE == SPREAD ? 4 * first * OUT : pooled ? first * OUT / 4 : first * OUT),
             inputs + first * FIRST};
   }
 };

@@ -23,8 +23,8 @@ __device__ __forceinline__ void read_outputs(u32 (&held)[4], u32 own, int at) {
   read_turned(held, own + (plane * TILE + at % STEPS * 16) * (2 * OUT));
 }
 
-// Begin all products of a tile: some of the last are not done when this ends. own: where this thread's part of the first
-// operand lies.
+// Begin all products of a tile: some of the last are not done when this ends. own: where this thread's
+// part of the first operand lies.
 __device__ __forceinline__ void add_tile(float (&acc)[PRODUCTS][COLUMNS / 2], u32 planes, u32 own,
                                          int dy, bool first) {
   u32 held[HELD][4];
