@@ -283,7 +283,7 @@ def main() -> None:
     parser.add_argument("--out", default="sottovoce-results/bench-gpu.json")
     parser.add_argument("--data-dir", help="folder of MNIST's IDX files")
     parser.add_argument("--repetitions", type=int, default=9)
-    parser.add_argument("--runs", type=int, default=200, help="of a whole round, five agents each")
+    parser.add_argument("--runs", type=int, default=211, help="of a whole round, five agents each")
     parser.add_argument("--accuracy-runs", type=int, default=10, help="0 leaves training out")
     parser.add_argument("--only", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
     parser.add_argument("--precisions", default="bfloat16,float32", help="of whole rounds")
