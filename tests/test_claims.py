@@ -417,16 +417,18 @@ def test_parts_side_by_side_make_the_table_of_one(tmp_path, monkeypatch):
     assert "not claimed" in write_page(again.data, again.command)
 
 
-@pytest.mark.parametrize("name", ["claims"])
-def test_the_page_says_what_its_data_say(name):
+@pytest.mark.parametrize(
+    ("name", "workloads"), [("claims", DATA), ("claims-full", ("census", "images"))]
+)
+def test_the_page_says_what_its_data_say(name, workloads):
     study = Study.load(DOCS / "figures" / f"{name}.json")
     page = (DOCS / "results" / f"{name}.md").read_text("utf-8")
     assert page == write_page(study.data, study.command, name)
     rows = study.data["rows"]
     assert {(one["mechanism"], one["workload"]) for one in rows} == {
-        (line.name, data) for line in REFERENCE for data in DATA
+        (line.name, data) for line in REFERENCE for data in workloads
     }
-    assert len(rows) == len(WHO) * len(REFERENCE) * len(DATA)
+    assert len(rows) == len(WHO) * len(REFERENCE) * len(workloads)
     for one in rows:
         assert judge(one) == (one["word"], one["why"])
         assert one["command"].startswith("sottovoce claims --graph ring:5")

@@ -309,7 +309,7 @@ def write_page(data: Data, command: str, name: str = "claims") -> str:
         f"the data hold it for each. The data: [{name}.json](../figures/{name}.json). A test "
         "compares this page with them.",
         "",
-        *_not_run(data),
+        *_of_full_size(data, name),
         *(f"- {one}" for one in _said_of_mechanisms(data)),
     ]
     for table in claims_tables(data):
@@ -317,12 +317,15 @@ def write_page(data: Data, command: str, name: str = "claims") -> str:
     return "\n".join(lines) + "\n"
 
 
-def _not_run(data: Data) -> list[str]:
-    """That a table of small sizes is not the full one."""
+def _of_full_size(data: Data, name: str) -> list[str]:
+    """What has been computed at full size, and what has not."""
+    missing = [one for one in DATA if all(row["workload"] != one for row in data["rows"])]
+    left = f"{' and '.join(missing)}: not computed at this size." if missing else ""
     if canonical(data["sizes"]) == canonical(asdict(FULL)):
-        return []
+        return [left.capitalize(), ""] if left else []
     return [
-        f"The full table (`--full`) was not run: images from all of MNIST; {sizes_as_text(FULL)}.",
+        f"At full size (`--full`: images from all of MNIST; {sizes_as_text(FULL)}) census and "
+        f"images were computed: [{name}-full]({name}-full.md).",
         "",
     ]
 
