@@ -55,7 +55,7 @@ class _Geometry(NamedTuple):
 
 
 def serves(x: Tensor, outputs: int) -> bool:
-    """Whether these kernels convolve x (replicas, images, H, W, inputs) to so many channels.
+    """Whether these kernels convolve x (replicas, images, H, W, inputs) to `outputs` channels.
 
     From 64 to 32, gradients of weights would not fit into registers.
     """
