@@ -19,10 +19,17 @@ _SHARED_BYTES = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"""
 
 
-@cache
 def available(device: torch.device) -> bool:
-    """Whether the kernels can run there: they use instructions that one generation of GPUs has."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != _ARCHITECTURE:
+    """Whether the kernels can run there: they are launched on the current device alone."""
+    if device.type != "cuda" or device.index not in (None, torch.cuda.current_device()):
+        return False
+    return _suits(device)
+
+
+@cache
+def _suits(device: torch.device) -> bool:
+    """Whether the device is of the one generation whose instructions the kernels use."""
+    if torch.cuda.get_device_capability(device) != _ARCHITECTURE:
         return False
     try:
         _compiler(), _driver()
@@ -39,15 +46,13 @@ class Compiled:
     shared: int
 
     def __call__(self, blocks: int, threads: int, *arguments: Any) -> None:
-        """Start it on torch's current stream; tensors, None and whole numbers of 32 bits."""
+        """Start it on torch's current stream; tensors, None and whole numbers."""
         held = [_argument(one) for one in arguments]
         pointers = (ctypes.c_void_p * len(held))(*(ctypes.addressof(one) for one in held))
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        _require(
-            _driver().cuLaunchKernel(
-                self.function, blocks, 1, 1, threads, 1, 1, self.shared, stream, pointers, None
-            )
-        )
+        grid, block = (blocks, 1, 1), (threads, 1, 1)
+        launch = _driver().cuLaunchKernel
+        _call(launch, self.function, *grid, *block, self.shared, stream, pointers, None)
 
 
 @cache
@@ -56,9 +61,9 @@ def kernel(name: str, shared: int, device: int, **constants: int | str) -> Compi
     cubin = _compile(_read("hardware.cuh") + source(name, constants), name)
     driver, module, function = _driver(), ctypes.c_void_p(), ctypes.c_void_p()
     torch.cuda.current_stream()  # Makes torch's context the current one.
-    _require(driver.cuModuleLoadData(ctypes.byref(module), cubin))
-    _require(driver.cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
-    _require(driver.cuFuncSetAttribute(function, _SHARED_BYTES, shared))
+    _call(driver.cuModuleLoadData, ctypes.byref(module), cubin)
+    _call(driver.cuModuleGetFunction, ctypes.byref(function), module, name.encode())
+    _call(driver.cuFuncSetAttribute, function, _SHARED_BYTES, shared)
     return Compiled(function, shared)
 
 
@@ -75,20 +80,20 @@ def _read(name: str) -> str:
 def _compile(source: str, name: str) -> bytes:
     compiler, program, size = _compiler(), ctypes.c_void_p(), ctypes.c_size_t()
     given = (source.encode(), f"{name}.cu".encode(), 0, None, None)
-    _require(compiler.nvrtcCreateProgram(ctypes.byref(program), *given))
+    _call(compiler.nvrtcCreateProgram, ctypes.byref(program), *given)
     major, minor = _ARCHITECTURE
     options = (ctypes.c_char_p * 2)(
         b"--std=c++17", f"--gpu-architecture=sm_{major}{minor}a".encode()
     )
     if compiler.nvrtcCompileProgram(program, len(options), options):
-        _require(compiler.nvrtcGetProgramLogSize(program, ctypes.byref(size)))
+        _call(compiler.nvrtcGetProgramLogSize, program, ctypes.byref(size))
         log = ctypes.create_string_buffer(size.value)
-        _require(compiler.nvrtcGetProgramLog(program, log))
+        _call(compiler.nvrtcGetProgramLog, program, log)
         raise RuntimeError(f"the kernel {name!r} could not be compiled:\n{log.value.decode()}")
-    _require(compiler.nvrtcGetCUBINSize(program, ctypes.byref(size)))
+    _call(compiler.nvrtcGetCUBINSize, program, ctypes.byref(size))
     cubin = ctypes.create_string_buffer(size.value)
-    _require(compiler.nvrtcGetCUBIN(program, cubin))
-    _require(compiler.nvrtcDestroyProgram(ctypes.byref(program)))
+    _call(compiler.nvrtcGetCUBIN, program, cubin)
+    _call(compiler.nvrtcDestroyProgram, ctypes.byref(program))
     return cubin.raw
 
 
@@ -115,6 +120,11 @@ def _driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
 
 
-def _require(code: int) -> None:
+def _call(function: Any, *arguments: Any) -> None:
+    """Call a function of CUDA's that answers with 0, or raise with its name and answer."""
+    code = function(*arguments)
     if code:
-        raise RuntimeError(f"CUDA answered with error {code}")
+        raise RuntimeError(
+            f"{function.__name__} answered with CUDA's error {code}; bfloat16 convolutions cannot "
+            "run on this GPU as it is set up; use precision 'float32'"
+        )

@@ -324,8 +324,8 @@ def _of_full_size(data: Data, name: str) -> list[str]:
     if canonical(data["sizes"]) == canonical(asdict(FULL)):
         return [left.capitalize(), ""] if left else []
     return [
-        f"At full size (`--full`: images from all of MNIST; {sizes_as_text(FULL)}) census and "
-        f"images were computed: [{name}-full]({name}-full.md).",
+        f"At full size (`--full`): images from all of MNIST; {sizes_as_text(FULL)}. What was "
+        f"computed of it stands [on a page of its own]({name}-full.md).",
         "",
     ]
 
