@@ -14,14 +14,14 @@ from sottovoce.kernels import compiled, hopper
 COMPILER = shutil.which("g++")
 _EMULATED = Path(__file__).parent / "cuda" / "emulated.hpp"
 _START = """
-extern "C" void start(const u64* given, u32 blocks, u32 threads) {
-  emulation::call(%s, given, blocks, threads);
+extern "C" void start(const u64* given, u32 blocks, u32 threads, bool last_first) {
+  emulation::call(%s, given, blocks, threads, last_first);
 }
 """
 
 
 class Emulated:
-    """A kernel as a library of the CPU's, called like `sottovoce.kernels.compiled.Compiled`."""
+    """A kernel as a library of the CPU's, called almost like `kernels.compiled.Compiled`."""
 
     def __init__(self, folder: Path, name: str, constants: dict[str, int | str]) -> None:
         path = folder / "-".join([name, *map(str, constants.values())])
@@ -42,16 +42,21 @@ class Emulated:
             subprocess.run([COMPILER, *flags, str(source), "-o", str(library)], check=True)
         self._start = ctypes.CDLL(str(library)).start
 
-    def __call__(self, blocks: int, threads: int, *arguments: Any) -> None:
+    def __call__(self, last_first: bool, blocks: int, threads: int, *arguments: Any) -> None:
         given = [
             one.data_ptr() if isinstance(one, Tensor) else 0 if one is None else one
             for one in arguments
         ]
-        self._start((ctypes.c_uint64 * len(given))(*given), blocks, threads)
+        self._start(
+            (ctypes.c_uint64 * len(given))(*given), blocks, threads, ctypes.c_bool(last_first)
+        )
 
 
-def play_on_cpu(monkeypatch: Any, folder: Path) -> list[str]:
-    """Let `sottovoce.kernels.hopper` serve CPU tensors; return the names of kernels as they run."""
+def play_on_cpu(monkeypatch: Any, folder: Path, last_first: bool) -> list[str]:
+    """Let `sottovoce.kernels.hopper` serve CPU tensors; return the names of kernels as they run.
+
+    last_first: which group of threads goes on before the others.
+    """
     played = list[str]()
 
     def kernel(name: str, shared: int, device: int, **constants: int | str) -> Any:
@@ -60,7 +65,7 @@ def play_on_cpu(monkeypatch: Any, folder: Path) -> list[str]:
 
         def run(*arguments: Any) -> None:
             played.append(name)
-            emulated(*arguments)
+            emulated(last_first, *arguments)
 
         return run
 

@@ -26,10 +26,10 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("kernels")
 
 
-@pytest.fixture
-def played(monkeypatch, folder):
-    """The kernels that were played, by their names."""
-    yield play_on_cpu(monkeypatch, folder)
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.thorough)])
+def played(monkeypatch, folder, request):
+    """The kernels that were played, by their names; the group that copies comes last, or first."""
+    yield play_on_cpu(monkeypatch, folder, request.param)
     forget_kernels()
 
 

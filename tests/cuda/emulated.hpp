@@ -1,6 +1,7 @@
 // Plays a CUDA kernel on a CPU, in place of `hardware.cuh`: one block after another, its threads as
 // coroutines that change at barriers and exchanges. Copies and products to come take place as late as
-// the kernel's own waits allow, so that a missing wait shows.
+// the kernel's own waits allow, and a group of 128 threads goes on until it must wait, the first group
+// first or the last, so that a missing wait shows.
 
 #include <setjmp.h>
 #include <ucontext.h>
@@ -103,7 +104,7 @@ inline void resume(Thread& thread) {
   setcontext(&thread.context);
 }
 
-inline void run(u32 blocks, u32 count) {
+inline void run(u32 blocks, u32 count, bool last_first) {
   blockDim.x = count;
   stacks.reset(new char[count * STACK]);
   for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++) {
@@ -122,11 +123,18 @@ inline void run(u32 blocks, u32 count) {
     for (bool going = true; going;) {
       const long before = moved;
       going = false;
-      for (u32 at = 0; at < count; at++) {
-        if (threads[at].ended) continue;
-        going = true;
-        threadIdx.x = at;
-        resume(threads[at]);
+      const u32 groups = (count + 127) / 128;
+      for (u32 turn = 0; turn < groups; turn++) {
+        const u32 first = 128 * (last_first ? groups - 1 - turn : turn);
+        for (long here = moved - 1; here != moved;) {
+          here = moved;
+          for (u32 at = first; at < std::min(first + 128, count); at++) {
+            if (threads[at].ended) continue;
+            going = true;
+            threadIdx.x = at;
+            resume(threads[at]);
+          }
+        }
       }
       if (going && moved == before) std::fprintf(stderr, "the threads wait for ever\n"), std::abort();
     }
@@ -140,14 +148,15 @@ T argument(u64 bits) {
 }
 
 template <class... T, size_t... I>
-void call(void (*kernel)(T...), const u64* given, u32 blocks, u32 count, std::index_sequence<I...>) {
+void call(void (*kernel)(T...), const u64* given, u32 blocks, u32 count, bool last_first,
+          std::index_sequence<I...>) {
   body = [=] { kernel(argument<T>(given[I])...); };
-  run(blocks, count);
+  run(blocks, count, last_first);
 }
 
 template <class... T>
-void call(void (*kernel)(T...), const u64* given, u32 blocks, u32 count) {
-  call(kernel, given, blocks, count, std::index_sequence_for<T...>{});
+void call(void (*kernel)(T...), const u64* given, u32 blocks, u32 count, bool last_first) {
+  call(kernel, given, blocks, count, last_first, std::index_sequence_for<T...>{});
 }
 
 inline float number(u16 bits) {
@@ -302,8 +311,12 @@ inline u64 operand(u32 address, u32 leading, u32 stride, int channels) {
 
 inline void products_begin() {}
 inline void products_begun() { emulation::begun(emulation::threads[threadIdx.x].products); }
+// A warp's threads go on together: their registers are operands of one another's products.
 template <int LEFT>
-void products_done() { emulation::finish(emulation::threads[threadIdx.x].products, LEFT); }
+void products_done() {
+  emulation::finish(emulation::threads[threadIdx.x].products, LEFT);
+  emulation::wait_at(16 + threadIdx.x / 32, 32);
+}
 
 inline void read_matrices(u32 (&v)[4], u32 row) {
   const u32 lane = threadIdx.x % 32, first = threadIdx.x - lane;
@@ -323,16 +336,18 @@ inline void read_turned(u32 (&v)[4], u32 column) {
 template <int TURNED = 0, size_t COUNT>
 void multiply(float (&d)[COUNT], const u32 (&a)[4], u64 b, bool add) {
   const u32 lane = threadIdx.x % 32;
-  std::array<std::array<float, 16>, 2> rows;
-  for (u32 i = 0; i < 4; i++)
-    for (u32 from = 0; from < 4; from++) {
-      const u32 two = static_cast<u32>(emulation::exchange(a[i], lane / 4 * 4 + from));
-      for (u32 e = 0; e < 2; e++)
-        rows[i % 2][i / 2 * 8 + 2 * from + e] = emulation::number(two >> 16 * e & 0xFFFF);
-    }
+  // Where the operand's registers are: they are read when the products are computed.
+  std::array<const u32*, 4> registers;
+  for (u32 from = 0; from < 4; from++)
+    registers[from] = reinterpret_cast<const u32*>(
+        emulation::exchange(reinterpret_cast<u64>(&a[0]), lane / 4 * 4 + from));
   float* to = d;
   const u32 column = lane % 4 * 2;
   emulation::threads[threadIdx.x].products.back().push_back([=] {
+    float rows[2][16];
+    for (u32 i = 0; i < 4; i++)
+      for (u32 at = 0; at < 8; at++)
+        rows[i % 2][i / 2 * 8 + at] = emulation::number(registers[at / 2][i] >> 16 * (at % 2) & 0xFFFF);
     for (u32 j = 0; j < COUNT / 4; j++)
       for (u32 e = 0; e < 2; e++) {
         float right[16];

@@ -24,10 +24,9 @@ __device__ __forceinline__ void read_outputs(u32 (&held)[4], u32 own, int at) {
 }
 
 // Begin all products of a tile: some of the last are not done when this ends. own: where this thread's
-// part of the first operand lies.
-__device__ __forceinline__ void add_tile(float (&acc)[PRODUCTS][COLUMNS / 2], u32 planes, u32 own,
-                                         int dy, bool first) {
-  u32 held[HELD][4];
+// part of the first operand lies. held: operands, which must outlive the products.
+__device__ __forceinline__ void add_tile(float (&acc)[PRODUCTS][COLUMNS / 2], u32 (&held)[HELD][4],
+                                         u32 planes, u32 own, int dy, bool first) {
 #pragma unroll
   for (int at = 0; at < AHEAD; at++) read_outputs(held[at], own, at);
 #pragma unroll
@@ -128,6 +127,7 @@ weight_gradient(const u16* x, const u16* dz, const u8* dz_index, float* grad, u6
   } else {
     take_registers<MANY>();
     float acc[PRODUCTS][COLUMNS / 2];
+    u32 held[HELD][4];
     // A warp has 16 rows of outputs; threads name columns of four matrices, 8 windows by 8 channels.
     const int warp = thread / 32, lane = threadIdx.x % 32, window = lane / 16 * 8 + lane % 8;
     const int chunk = (PAIRS ? warp % 2 : warp) * 2 + lane / 8 % 2;
@@ -135,7 +135,7 @@ weight_gradient(const u16* x, const u16* dz, const u8* dz_index, float* grad, u6
     for (u32 tile = 0; tile < tiles; tile++) {
       const u32 stage = tile % STAGES;
       wait_for(filled + stage, tile / STAGES);
-      add_tile(acc, planes + stage * BUFFER, own + stage * BUFFER, dy, tile == 0);
+      add_tile(acc, held, planes + stage * BUFFER, own + stage * BUFFER, dy, tile == 0);
       products_done<0>();
       if (lane == 0) arrive(used + stage);
     }
